@@ -20,7 +20,7 @@ class Note(str):
     Attributes:
         id: the same in every release, whatever the words.
         level: ``warning``: likely to be read too late.
-        short: what it comes to where there is no room for it; empty: it is cut.
+        short: what it comes to where there is no room for it; empty: it is left out there.
         command: what to type about it; empty: nothing, or it is not known yet (:meth:`with_command`).
     """
 

@@ -120,7 +120,7 @@ def test_4_bit_weights_that_every_gpu_loads_whole_are_told(
           "save_pretrained(OUT)")),
         ("--params 7b --gpus 8", ("--gpu h100-sxm-80gb, --seq-len 2048, --global-batch 128",)),
         ("--params 7b --gpus 8 --method qlora",
-         ("--gpu h100-sxm-80gb, --seq-len", "where 0 would require 16.7 GiB less …", "all in full: ")),
+         ("--gpu h100-sxm-80gb, --seq-len", "where 0 would require 16.7 GiB less …", "Assumed (3 more: ")),
         ("--model llama-3.1-70b --gpus 4 --gpu h100-sxm-80gb --inference --quant int8", ()),
         ("--model gpt2 --device cpu --gpus 2", ()),
     ],

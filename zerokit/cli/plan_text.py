@@ -5,10 +5,9 @@ The answer comes first and fits a screen of 24 lines of 80 columns; the rest is 
 
 from __future__ import annotations
 
-import re
 import shlex
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
 
 
 _SCREEN = 24
-_TO_TYPE = re.compile(r"⟨|`")
-"""Marks an option or a command."""
-_CUT = " …"
-_END_OF_CLAUSE = re.compile(r"[;:,] | \(")
-_SAY_MUCH = 5
-"""Words from which on the beginning of a note says something without the rest."""
 _CLOSING = "--explain adds memory and time in detail, other plans, and every file"
 _BAR = 24
 _NAMES = 13
@@ -250,8 +243,8 @@ def plan(
         shorter = [*answered, *_short_rows(notes, None), *below]
         assumed = [note for note in _others(assumed, "left-idle") if note.topic != "default"]
         return "\n".join(_filled(lines, shorter, assumed, advice, following))
-    lines += _listed("Assumed", assumed, assumed)
-    lines += _listed("Worth knowing", advice, advice)
+    lines += _listed("Assumed", len(assumed), assumed)
+    lines += _listed("Worth knowing", len(advice), advice)
     return "\n".join([*lines, *_reasons(result), *following])
 
 
@@ -405,7 +398,9 @@ def estimate(
     if result.trainer_file is None:
         lines += _todo(planned, notes, with_plan=with_plan)
     assumptions = _others(notes, *OF_FILE)
-    lines += _listed("Assumed", assumptions, assumptions if explain else answer.worth_a_look(assumptions))
+    lines += _listed(
+        "Assumed", len(assumptions), assumptions if explain else answer.worth_a_look(assumptions)
+    )
     if explain:
         lines += _details(planned)
     following = []
@@ -448,82 +443,38 @@ def _filled(
     return [*dense, *following, *closing]
 
 
-def _listed(
-    title: str, notes: Sequence[str], shown: Sequence[str], whole: Collection[str] | None = None
-) -> list[str]:
-    """Those of the notes that are shown, below a title that says how many are not.
-
-    ``whole``: those that are not cut; None: all.
-    """
-    if not shown:
-        return []
-    hidden = len(notes) - sum(note in notes for note in shown)
-    lines = [bullets([note]) if whole is None or note in whole else _cut(note) for note in shown]
-    missing = [f"{hidden} more"] if hidden else []
-    if any(_CUT in line for part in lines for line in part):
-        missing += ["all in full" if hidden else "in full"]
-    more = f" ({', '.join(missing)}: --explain)" if missing else ""
-    return [heading(title + more), *(line for part in lines for line in part)]
+def _listed(title: str, count: int, shown: Sequence[str]) -> list[str]:
+    """The notes that are shown of so many, below a title that says how many are not."""
+    more = f" ({count - len(shown)} more: --explain)" if count > len(shown) else ""
+    return [heading(title + more), *bullets(shown)] if shown else []
 
 
-def _notes(
-    assumptions: Sequence[Note], advice: Sequence[Note], room: int
-) -> tuple[Sequence[str], Sequence[str]]:
-    """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines.
-
-    Where they are too long for the screen, minor notes are left out and some cut after a clause, then advice
-    is left to ``--explain``, and then the assumptions, from the first on: warnings stand last.
-    """
+def _notes(assumptions: Sequence[Note], advice: Sequence[Note], room: int) -> tuple[list[str], list[str]]:
+    """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines: first
+    advice, then the assumptions from the last on, as warnings stand last, then minor notes."""
     worthy = answer.worth_a_look(assumptions)
-    weighty = [note for note in worthy if note.topic != "minor"]
     # why a stage that was not chosen would be worse belongs to the details
     first = [note for note in advice if note.id != "stage-3-takes-more"][:1]
+    minor = on_topic(worthy, "minor")
 
-    def both(notes: Sequence[str], more: Sequence[str], whole: Collection[str] | None = None) -> list[str]:
+    def listed(shown: Mapping[str, str]) -> list[str]:
+        assumed = [shown[note] for note in worthy if note in shown]
+        known = [shown[note] for note in first if note in shown]
         return [
-            *_listed("Assumed", assumptions, notes, whole),
-            *_listed("Worth knowing", advice, more, whole),
-        ]
+            *_listed("Assumed", len(assumptions), assumed), *_listed("Worth knowing", len(advice), known)
+        ]  # fmt: skip
 
-    def within(notes: Sequence[str], more: Sequence[str], most: int) -> list[str]:
-        """As many in full as fit, first those that a cut shortens least; the others cut after a clause."""
-        whole: list[str] = []
-        for note in sorted(
-            (*reversed(notes), *more), key=lambda note: len(bullets([note])) - len(_cut(note))
-        ):
-            if _height(both(notes, more, [*whole, note])) <= most:
-                whole.append(note)
-        return both(notes, more, whole)
-
-    closing = paragraph(_CLOSING)
-    closed = room - len(closing)
-    choices = [
-        (both(worthy, first), closing),
-        (within(weighty, first, closed), closing),
-        (within(weighty, (), closed), closing),
-        *((within(weighty[at:], (), room), []) for at in range(len(weighty))),
-        ([], paragraph("--explain adds what was assumed, memory and time in detail, and other plans")),
-    ]
-    return next((choice for choice in choices if _height([*choice[0], *choice[1]]) <= room), choices[-1])
+    for closing in (paragraph(_CLOSING), []):
+        shown = dict[str, str]()
+        for note in (*first, *reversed([one for one in worthy if one not in minor]), *minor):
+            texts = (str(note), f"{note.short} …") if note.short else (str(note),)
+            more = ({**shown, note: text} for text in texts)
+            shown = next((one for one in more if _height([*listed(one), *closing]) <= room), shown)
+        if shown or not worthy:
+            return listed(shown), closing
+    return [], paragraph("--explain adds what was assumed, memory and time in detail, and other plans")
 
 
 def _height(lines: Iterable[str]) -> int:
     """Lines on the terminal: a heading brings an empty one."""
     return sum(line.count("\n") + 1 for line in lines)
-
-
-def _cut(note: str) -> list[str]:
-    """The note cut after a clause, in as few lines as that takes: with its last clause where that says what
-    to type and takes no more of them, and as many others as fit."""
-    said, _, remedy = note.rpartition("; ")
-    endings = [(note, _CUT)]
-    if said and _TO_TYPE.search(remedy):
-        endings.insert(0, (said, f"{_CUT}; {remedy}"))
-    shortened = [bullets([head + end]) for text, end in endings for head in reversed(_heads(text))]
-    return min([*shortened, bullets([note])], key=len)
-
-
-def _heads(text: str) -> list[str]:
-    """What a text says up to the end of each clause but the last, where that says something by itself."""
-    heads = [text[: end.start()] for end in _END_OF_CLAUSE.finditer(text)]
-    return [head for head in heads if head.count("(") == head.count(")") and len(head.split()) >= _SAY_MUCH]

@@ -262,8 +262,7 @@ class Model(MemoryModel):
             estimate = replace(estimate, assumptions=(*estimate.assumptions, note))
         notes = not_packed_note(self.source.shape, job)
         if self.every_rank and job.lora is not None and job.lora.dropout:
-            dropout = self._of_dropout(estimate, job.lora, job, strategy, cluster)
-            notes = (*notes, Note("lora-dropout", dropout))
+            notes = (*notes, self._of_dropout(estimate, job.lora, job, strategy, cluster))
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def of_layers(self, job: Job, strategy: Strategy, cluster: Cluster, layers: int) -> MemoryEstimate | None:
@@ -276,18 +275,19 @@ class Model(MemoryModel):
 
     def _of_dropout(
         self, estimate: MemoryEstimate, lora: Lora, job: Job, strategy: Strategy, cluster: Cluster
-    ) -> str:
+    ) -> Note:
         """What the adapters' dropout costs here."""
         given = f"⟨lora_dropout⟩ {lora.dropout:g}"
         why = "adapters keep what it leaves of their inputs, and masks"
         if Variant.of(job, strategy).dropout:
-            return f"{given}: {why}, traced with it"
+            return Note("lora-dropout", f"{given}: {why}, traced with it")
         if strategy.settings.autocasts:
-            return f"{given}: {why}, which under torch_autocast are not counted"
+            return Note("lora-dropout", f"{given}: {why}, which under torch_autocast are not counted")
         without = self._estimate(replace(job, lora=replace(lora, dropout=0.0)), strategy, cluster)
         saved_bytes = estimate.min_vram_bytes - without.min_vram_bytes
         words = f"{format_gib(saved_bytes, 1)} less" if saved_bytes > 0 else "as much"
-        return f"{given}, where 0 would require {words}: {why}"
+        short = f"{given}, where 0 would require {words}"
+        return Note("lora-dropout", f"{short}: {why}", short=short)
 
     def _estimate(self, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
         profile = self.source.covering(job, strategy)
