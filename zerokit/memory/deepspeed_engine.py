@@ -8,10 +8,9 @@ from functools import lru_cache
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import Job
-from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
-from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory.components import Component, HostComponent
+from zerokit.memory.engine import Engine
 from zerokit.memory.host import host_components
 from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay import step
@@ -19,23 +18,7 @@ from zerokit.memory.replay.model_states import flattening_bytes as flattening_of
 from zerokit.memory.replay.optimizers import least_state_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.sequence_parallel import with_sequence_peers
-from zerokit.notes import Note
 from zerokit.values import replace
-
-
-def not_replayed(job: Job, strategy: Strategy) -> str:
-    """What of this training is not replayed; empty: all is."""
-    settings = strategy.settings
-    if strategy.pipeline_parallel > 1 and settings.divides_gradients:
-        return "DeepSpeed's pipeline engine has no ZeRO stage 2 or 3"
-    packed = job.packed_base_bytes is not None
-    if packed and (settings.divides_weights or strategy.tensor_parallel > 1):
-        return "DeepSpeed divides packed weights otherwise"
-    if settings.autocasts and not _autocast_covered(job, strategy):
-        return "torch_autocast with these settings"
-    if job.offload_activations and strategy.world_size != strategy.data_parallel:
-        return "offloaded activations of ranks that are not data-parallel alone"
-    return ""
 
 
 def _autocast_covered(job: Job, strategy: Strategy) -> bool:
@@ -46,12 +29,6 @@ def _autocast_covered(job: Job, strategy: Strategy) -> bool:
         return job.packed_base_bytes is None and is_alone and (stays or strategy.data_parallel > 1)
     is_plain_zero = zero.contiguous_gradients and zero.offload_optimizer.device == "none"
     return job.method == "full" and is_alone and is_plain_zero
-
-
-def settings_of_replay(strategy: Strategy, gpu: Gpu) -> DeepSpeedSettings:
-    """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
-    settings = _shared_settings(deepspeed(strategy.settings))
-    return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, gpu)
 
 
 @lru_cache(maxsize=2048)
@@ -77,65 +54,6 @@ def _settings_of_host(settings: DeepSpeedSettings) -> DeepSpeedSettings:
     return replace(settings, zero=zero)
 
 
-def copied_logit_bytes(job: Job, strategy: Strategy) -> int:
-    """Return 0."""
-    del job, strategy
-    return 0
-
-
-def knows(profile: ModelProfile) -> bool:
-    """True: DeepSpeed takes modules as they are."""
-    del profile
-    return True
-
-
-def assumptions(settings: TrainingSettings) -> tuple[Note, ...]:
-    """Nothing that every estimate of DeepSpeed takes for granted."""
-    del settings
-    return ()
-
-
-def layers_kept(model: RankModel, settings: TrainingSettings) -> int | None:
-    """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers is
-    decided within the reuse distance, and by how far it has fetched ahead. Each module of a layer fetches
-    another bucket ahead, so that only the live-parameter limit ends it. Other stages: None."""
-    zero = deepspeed(settings).zero
-    if zero.stage < 3:
-        return None
-    smallest = min(model.layer_numel.values(), default=1)
-    ahead = max(zero.max_reuse_distance, zero.max_live_parameters)
-    reach = ahead + zero.prefetch_bucket_size + zero.reduce_bucket_size
-    return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()  # few values, so that traces are shared
-
-
-def rank_bytes(model: RankModel, settings: TrainingSettings, ranks: int, rank: int) -> step.RankBytes:
-    """One optimizer step of one rank."""
-    return step.rank_bytes(model, deepspeed(settings), ranks, rank)
-
-
-def compose(
-    model: RankModel,
-    settings: TrainingSettings,
-    ranks: int,
-    rank: int,
-    instants: Mapping[str, step.Instant | None],
-) -> dict[str, dict[Component, int]]:
-    """The components at one instant of each phase."""
-    return step.compose(model, deepspeed(settings), ranks, rank, instants)
-
-
-def flattening_bytes(model: RankModel, settings: TrainingSettings) -> int:
-    """Allocated in init where the card has room for it, and on the host where it has not."""
-    return flattening_of(model, deepspeed(settings))
-
-
-def listed_ranks(model: RankModel, settings: TrainingSettings, ranks: int, *, every: bool) -> tuple[int, ...]:
-    """Ranks that can have the highest peak; ``every``: all that differ."""
-    if deepspeed(settings).zero.stage in (0, 3):  # every rank holds as much of every parameter
-        return (0,)
-    return tuple(range(ranks)) if every else _worst_ranks(model, deepspeed(settings), ranks)
-
-
 @lru_cache(maxsize=256)
 def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, ...]:
     """Partitions differ in the whole parameters they touch: the last rank holds what backward finishes first;
@@ -149,14 +67,6 @@ def _worst_ranks(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> t
     return tuple(sorted({0, heaviest, ranks - 1}))
 
 
-def host_parts(
-    model: RankModel, settings: TrainingSettings, ranks: int, world_size: int, room: int, per_node: int
-) -> dict[HostComponent, int]:
-    """Host bytes of one rank; ``room``: what its card has for tensors during init. Ranks are alike."""
-    del per_node
-    return _host_parts(model, _settings_of_host(deepspeed(settings)), ranks, world_size, room)
-
-
 @lru_cache(maxsize=2048)
 def _host_parts(
     model: RankModel, settings: DeepSpeedSettings, ranks: int, world_size: int, room: int
@@ -164,30 +74,6 @@ def _host_parts(
     part = partition(model, 0, ranks, round_robin=settings.zero.round_robin_gradients)
     on_cpu = flattening_of(model, settings) > room
     return host_components(model, settings, part, ranks, world_size, flattens_on_cpu=on_cpu)
-
-
-def least_bytes(model: RankModel, settings: TrainingSettings, ranks: int) -> tuple[int, int]:
-    """(bytes at every instant of a step, gradients at its end), without any rounding."""
-    own = deepspeed(settings)
-    zero, element_bytes = own.zero, ElementBytes.of(own)
-    trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
-    optimizer = least_state_bytes(own)
-    if element_bytes.parameter != element_bytes.master:
-        optimizer += element_bytes.master
-    if zero.stage == 3:
-        size = 0
-        if zero.offload_param.device == "none":
-            size += (trainable * element_bytes.parameter + frozen) // ranks
-        if zero.offload_optimizer.device == "none":
-            size += trainable * (optimizer + element_bytes.accumulation) // ranks
-        return size, 0
-    size = trainable * element_bytes.parameter + frozen
-    if zero.stage == 0 or zero.offload_optimizer.device == "none":
-        size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
-    is_whole = zero.stage == 0 or (
-        zero.stage == 1 and zero.offload_optimizer.device == "none" and not releases_gradients(own)
-    )
-    return size, trainable * element_bytes.parameter if is_whole else 0
 
 
 def releases_gradients(settings: DeepSpeedSettings) -> bool:
@@ -199,3 +85,102 @@ def releases_gradients(settings: DeepSpeedSettings) -> bool:
     zero = settings.zero
     is_moved = zero.stage == 1 and bool(zero.overlap_comm) and zero.contiguous_gradients
     return is_moved and settings.gradient_accumulation == 1 and not ElementBytes.of(settings).compact
+
+
+class DeepSpeed(Engine[DeepSpeedSettings]):
+    """DeepSpeed."""
+
+    def not_replayed(self, job: Job, strategy: Strategy) -> str:
+        """What of this training is not replayed; empty: all is."""
+        settings = strategy.settings
+        if strategy.pipeline_parallel > 1 and settings.divides_gradients:
+            return "DeepSpeed's pipeline engine has no ZeRO stage 2 or 3"
+        packed = job.packed_base_bytes is not None
+        if packed and (settings.divides_weights or strategy.tensor_parallel > 1):
+            return "DeepSpeed divides packed weights otherwise"
+        if settings.autocasts and not _autocast_covered(job, strategy):
+            return "torch_autocast with these settings"
+        if job.offload_activations and strategy.world_size != strategy.data_parallel:
+            return "offloaded activations of ranks that are not data-parallel alone"
+        return ""
+
+    def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> DeepSpeedSettings:
+        """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
+        settings = _shared_settings(deepspeed(strategy.settings))
+        return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, gpu)
+
+    def layers_kept(self, model: RankModel, settings: DeepSpeedSettings) -> int | None:
+        """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers
+        is decided within the reuse distance, and by how far it has fetched ahead. Each module of a layer
+        fetches another bucket ahead, so that only the live-parameter limit ends it. Other stages: None."""
+        zero = settings.zero
+        if zero.stage < 3:
+            return None
+        smallest = min(model.layer_numel.values(), default=1)
+        ahead = max(zero.max_reuse_distance, zero.max_live_parameters)
+        reach = ahead + zero.prefetch_bucket_size + zero.reduce_bucket_size
+        # few values, so that traces are shared
+        return 1 << (-(-reach // max(1, smallest)) + 2 - 1).bit_length()
+
+    def rank_bytes(
+        self, model: RankModel, settings: DeepSpeedSettings, ranks: int, rank: int
+    ) -> step.RankBytes:
+        """One optimizer step of one rank."""
+        return step.rank_bytes(model, settings, ranks, rank)
+
+    def compose(
+        self,
+        model: RankModel,
+        settings: DeepSpeedSettings,
+        ranks: int,
+        rank: int,
+        instants: Mapping[str, step.Instant | None],
+    ) -> dict[str, dict[Component, int]]:
+        """The components at one instant of each phase."""
+        return step.compose(model, settings, ranks, rank, instants)
+
+    def flattening_bytes(self, model: RankModel, settings: DeepSpeedSettings) -> int:
+        """Allocated in init where the card has room for it, and on the host where it has not."""
+        return flattening_of(model, settings)
+
+    def listed_ranks(
+        self, model: RankModel, settings: DeepSpeedSettings, ranks: int, *, every: bool
+    ) -> tuple[int, ...]:
+        """Ranks that can have the highest peak; ``every``: all that differ."""
+        if settings.zero.stage in (0, 3):  # every rank holds as much of every parameter
+            return (0,)
+        return tuple(range(ranks)) if every else _worst_ranks(model, settings, ranks)
+
+    def host_parts(
+        self,
+        model: RankModel,
+        settings: DeepSpeedSettings,
+        ranks: int,
+        world_size: int,
+        room: int,
+        per_node: int,
+    ) -> dict[HostComponent, int]:
+        """Host bytes of one rank; ``room``: what its card has for tensors during init. Ranks are alike."""
+        return _host_parts(model, _settings_of_host(settings), ranks, world_size, room)
+
+    def least_bytes(self, model: RankModel, settings: DeepSpeedSettings, ranks: int) -> tuple[int, int]:
+        """(bytes at every instant of a step, gradients at its end), without any rounding."""
+        zero, element_bytes = settings.zero, ElementBytes.of(settings)
+        trainable, frozen = model.trainable_numel, model.frozen_bytes(element_bytes.parameter)
+        optimizer = least_state_bytes(settings)
+        if element_bytes.parameter != element_bytes.master:
+            optimizer += element_bytes.master
+        if zero.stage == 3:
+            size = 0
+            if zero.offload_param.device == "none":
+                size += (trainable * element_bytes.parameter + frozen) // ranks
+            if zero.offload_optimizer.device == "none":
+                size += trainable * (optimizer + element_bytes.accumulation) // ranks
+            return size, 0
+        size = trainable * element_bytes.parameter + frozen
+        if zero.stage == 0 or zero.offload_optimizer.device == "none":
+            size += trainable * optimizer // (1 if zero.stage == 0 else ranks)
+        is_whole = zero.stage == 0 or (
+            zero.stage == 1 and zero.offload_optimizer.device == "none" and not releases_gradients(settings)
+        )
+        return size, trainable * element_bytes.parameter if is_whole else 0

@@ -22,6 +22,7 @@ from zerokit.errors import InputError
 from zerokit.memory.deepspeed_engine import releases_gradients
 from zerokit.memory.estimate import bytes_of_order
 from zerokit.rules import first_violation
+from zerokit.search.engine import Engine
 from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
@@ -58,31 +59,6 @@ def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
             f"unfused_optimizer.py, initialize_optimizer_states), where {job.optimizer} stops; "
             "use ⟨zero⟩ 1, 2 or 3"
         )
-
-
-def placements(pins: Pins, space: Space) -> list[OffloadChoice]:
-    """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
-
-    Weights quantised to 4 bits leave the GPU only when that is fixed: bitsandbytes keeps their quantisation
-    state beside them, which DeepSpeed does not move.
-    """
-    job = space.job
-    devices = ["none", "cpu", *(["nvme"] if space.cluster.nvme_path is not None else [])]
-    result = []
-    client = None if job.inference else client_optimizer(job.optimizer)
-    for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
-        for optimizer in [pins.offload_optimizer] if pins.offload_optimizer else devices:
-            for parameters in [pins.offload_param] if pins.offload_param else devices:
-                if job.inference and (stage not in (0, 3) or optimizer != "none"):
-                    continue  # without an optimizer stages 1 and 2 are stage 0
-                if client is not None and (optimizer != "none" or (stage == 0 and not client.steps_in_init)):
-                    continue  # ``refuse_placement``
-                if stage == 3 and job.packed_base_bytes is not None and job.method == "lora":
-                    continue  # int8: the scales beside the weights are not divided
-                if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
-                    continue
-                result.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))
-    return result
 
 
 @frozen_dataclass
@@ -170,61 +146,7 @@ def knobs(
     )  # fmt: skip
 
 
-def variants(space: Space, layout: Layout, placement: OffloadChoice) -> tuple[Knobs, ...]:
-    """Every setting of the sizes, the fastest first."""
-    alone = placement.parameters != "none" or layout.data < space.cluster.gpus or space.job.inference
-    copies = (1,) if alone else second_copies(space.pins, space.cluster)
-    return _knobs(placement, space.pins, space.timing.trainable, copies)
-
-
 _knobs = lru_cache(maxsize=256)(knobs)
-
-
-def fastest(variants: tuple[Knobs, ...]) -> tuple[Knobs, ...]:
-    """Settings of which one is the fastest: a second copy of quantised weights may save nothing."""
-    first = {chosen.hpz_partition_size: chosen for chosen in reversed(variants)}
-    return tuple(first.values())
-
-
-def frugal(
-    space: Space,
-    layout: Layout,
-    placement: OffloadChoice,
-    batch: tuple[int, int],
-    variants: tuple[Knobs, ...],
-) -> tuple[Knobs, ...]:
-    """The settings of which one requires the least, the likeliest last.
-
-    The last of each order of work, which overlap, the reuse distance and who owns which weights decide: any
-    may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
-    gradients larger than a bucket stay, so the smallest is not always the best.
-
-    Args:
-        batch: micro-batch and accumulation.
-    """
-    last = {(chosen.overlap_comm, chosen.reuse_distance, chosen.round_robin): chosen for chosen in variants}
-    if placement.stage != 1 or batch[1] > 1:
-        return tuple(last.values())
-    common = {"precision": space.precision}
-    releasing = [
-        chosen
-        for chosen in variants
-        if releases_gradients(settings(space, layout, placement, chosen, common))
-    ]
-    return tuple(dict.fromkeys([*releasing, *last.values()]))
-
-
-def settings(
-    space: Space, layout: Layout, placement: OffloadChoice, chosen: Knobs, common: Mapping[str, Any]
-) -> DeepSpeedSettings:
-    """The settings of one point of the space; ``common``: what any engine is told."""
-    fixed = space.pins.settings
-    zero = _zero_settings(
-        fixed.zero, placement, chosen, nvme_path=space.cluster.nvme_path,
-        saves_16_bit=placement.stage == 3 and not space.job.inference,
-        largest_parameter=space.shape.largest_parameter if placement.parameters == "nvme" else 0,
-    )  # fmt: skip
-    return replace(fixed, **common, autotp_size=layout.tensor, zero=zero)
 
 
 @lru_cache(maxsize=4096)
@@ -257,100 +179,175 @@ def _zero_settings(
     )
 
 
-def illegal(space: Space, strategy: Strategy) -> str | None:
-    """Why DeepSpeed refuses a strategy, or why it is pointless."""
-    violation = first_violation(
-        strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
-    )
-    return None if violation is None else violation.reason
-
-
-def least_state_bytes(space: Space, layout: Layout, placement: OffloadChoice) -> float:
-    """Bytes of a GPU, at least, that model states take whatever the micro-batch and the sizes."""
-    ranks = layout.data * layout.sequence
-    weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
-    element_bytes = 4 if space.precision == "fp32" else 2
-    size = 0.0
-    if placement.parameters == "none":
-        size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
-    if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
-        size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
-    return size
-
-
-def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
-    """Bytes that other sizes can save at most."""
-    return bytes_of_order(deepspeed(settings), trainable)
-
-
 def complexity(placement: OffloadChoice) -> tuple[int, int, int]:
     """Sorts by what is harder to run and to understand: weights away, states away, a higher stage."""
     return _DEVICES.index(placement.parameters), _DEVICES.index(placement.optimizer), placement.stage
 
 
-def simpler(space: Space, fastest: Candidate) -> Iterator[Pins]:
-    """The pins of simpler placements, the simplest first; and those of this one without a second copy."""
-    own = deepspeed(fastest.strategy.settings)
-    chosen = OffloadChoice(
-        stage=own.zero_stage, optimizer=own.optimizer_device, parameters=own.weights_device
-    )
-    spots = placements(space.pins, space)
-    simpler = [one for one in sorted(spots, key=complexity) if complexity(one) < complexity(chosen)]
-    if own.zero.zero_hpz_partition_size > 1:
-        simpler.append(chosen)
-    for spot in simpler:
-        yield replace(
-            space.pins, zero_stage=spot.stage, offload_optimizer=spot.optimizer,
-            offload_param=spot.parameters, second_copy=False,
+class DeepSpeedSpace(Engine):
+    """DeepSpeed."""
+
+    def placements(self, pins: Pins, space: Space) -> list[OffloadChoice]:
+        """ZeRO stages × offload devices, cheapest first; the pointless ones are the rules' to refuse.
+
+        Weights quantised to 4 bits leave the GPU only when that is fixed: bitsandbytes keeps their
+        quantisation state beside them, which DeepSpeed does not move."""
+        job = space.job
+        devices = ["none", "cpu", *(["nvme"] if space.cluster.nvme_path is not None else [])]
+        result = []
+        client = None if job.inference else client_optimizer(job.optimizer)
+        for stage in [pins.zero_stage] if pins.zero_stage is not None else [0, 1, 2, 3]:
+            for optimizer in [pins.offload_optimizer] if pins.offload_optimizer else devices:
+                for parameters in [pins.offload_param] if pins.offload_param else devices:
+                    if job.inference and (stage not in (0, 3) or optimizer != "none"):
+                        continue  # without an optimizer stages 1 and 2 are stage 0
+                    if client is not None and (
+                        optimizer != "none" or (stage == 0 and not client.steps_in_init)
+                    ):
+                        continue  # ``refuse_placement``
+                    if stage == 3 and job.packed_base_bytes is not None and job.method == "lora":
+                        continue  # int8: the scales beside the weights are not divided
+                    if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
+                        continue
+                    result.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))
+        return result
+
+    def variants(self, space: Space, layout: Layout, placement: OffloadChoice) -> tuple[Knobs, ...]:
+        """Every setting of the sizes, the fastest first."""
+        alone = placement.parameters != "none" or layout.data < space.cluster.gpus or space.job.inference
+        copies = (1,) if alone else second_copies(space.pins, space.cluster)
+        return _knobs(placement, space.pins, space.timing.trainable, copies)
+
+    def fastest(self, variants: tuple[Knobs, ...]) -> tuple[Knobs, ...]:
+        """Settings of which one is the fastest: a second copy of quantised weights may save nothing."""
+        first = {chosen.hpz_partition_size: chosen for chosen in reversed(variants)}
+        return tuple(first.values())
+
+    def frugal(
+        self,
+        space: Space,
+        layout: Layout,
+        placement: OffloadChoice,
+        batch: tuple[int, int],
+        variants: tuple[Knobs, ...],
+    ) -> tuple[Knobs, ...]:
+        """The settings of which one requires the least, the likeliest last.
+
+        The last of each order of work, which overlap, the reuse distance and who owns which weights decide:
+        any may hold less at the peak. Where ZeRO-1 releases gradients into its buckets, all settings that do:
+        gradients larger than a bucket stay, so the smallest is not always the best.
+
+        Args:
+            batch: micro-batch and accumulation.
+        """
+        last = {
+            (chosen.overlap_comm, chosen.reuse_distance, chosen.round_robin): chosen for chosen in variants
+        }
+        if placement.stage != 1 or batch[1] > 1:
+            return tuple(last.values())
+        common = {"precision": space.precision}
+        releasing = [
+            chosen
+            for chosen in variants
+            if releases_gradients(self.settings(space, layout, placement, chosen, common))
+        ]
+        return tuple(dict.fromkeys([*releasing, *last.values()]))
+
+    def settings(
+        self, space: Space, layout: Layout, placement: OffloadChoice, chosen: Knobs, common: Mapping[str, Any]
+    ) -> DeepSpeedSettings:
+        """The settings of one point of the space; ``common``: what any engine is told."""
+        fixed = space.pins.settings
+        zero = _zero_settings(
+            fixed.zero, placement, chosen, nvme_path=space.cluster.nvme_path,
+            saves_16_bit=placement.stage == 3 and not space.job.inference,
+            largest_parameter=space.shape.largest_parameter if placement.parameters == "nvme" else 0,
         )  # fmt: skip
+        return replace(fixed, **common, autotp_size=layout.tensor, zero=zero)
 
+    def illegal(self, space: Space, strategy: Strategy) -> str | None:
+        """Why DeepSpeed refuses a strategy, or why it is pointless."""
+        violation = first_violation(
+            strategy, gpus_per_node=space.cluster.gpus_per_node, key_value_heads=space.shape.kv_heads
+        )
+        return None if violation is None else violation.reason
 
-def check(space: Space, layout: Layout) -> None:
-    """Refuse a stage and offloads that cannot be.
+    def least_state_bytes(self, space: Space, layout: Layout, placement: OffloadChoice) -> float:
+        """Bytes of a GPU, at least, that model states take whatever the micro-batch and the sizes."""
+        ranks = layout.data * layout.sequence
+        weights = space.shape.block_parameters / (layout.tensor * layout.pipeline)
+        element_bytes = 4 if space.precision == "fp32" else 2
+        size = 0.0
+        if placement.parameters == "none":
+            size += element_bytes * weights / (ranks if placement.stage == 3 else 1)
+        if placement.optimizer == "none" and (space.job.optimizer or "").lower() in ("adam", "adamw"):
+            size += _ADAM_BYTES * weights / (ranks if placement.stage >= 1 else 1)
+        return size
 
-    Raises:
-        InputError: names the option.
-    """
-    pins = space.pins
-    if pins.zero_stage is None:
-        return
-    placement = OffloadChoice(
-        stage=pins.zero_stage,
-        optimizer=pins.offload_optimizer or "none",
-        parameters=pins.offload_param or "none",
-    )
-    fastest = knobs(placement, pins, space.timing.trainable)[0]
-    of_pins = settings(space, layout, placement, fastest, {"precision": space.precision})
-    strategy = Strategy(settings=of_pins, checkpointing="none", **layout.degrees)
-    violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
-    if violation is not None:
-        raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
+    def most_saved_bytes(self, settings: TrainingSettings, trainable: int) -> int:
+        """Bytes that other sizes can save at most."""
+        return bytes_of_order(deepspeed(settings), trainable)
 
+    def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
+        """The pins of simpler placements, the simplest first; and those of this one without a second copy."""
+        own = deepspeed(fastest.strategy.settings)
+        chosen = OffloadChoice(
+            stage=own.zero_stage, optimizer=own.optimizer_device, parameters=own.weights_device
+        )
+        spots = self.placements(space.pins, space)
+        simpler = [one for one in sorted(spots, key=complexity) if complexity(one) < complexity(chosen)]
+        if own.zero.zero_hpz_partition_size > 1:
+            simpler.append(chosen)
+        for spot in simpler:
+            yield replace(
+                space.pins, zero_stage=spot.stage, offload_optimizer=spot.optimizer,
+                offload_param=spot.parameters, second_copy=False,
+            )  # fmt: skip
 
-def probe(pins: Pins, gpus: int, trainable: int) -> Pins:
-    """Fix the stage, of which the script's bytes beside the model's hardly depend, and the sizes that the
-    search tries first."""
-    stage = pins.zero_stage if pins.zero_stage is not None else 2 if gpus > 1 else 0
-    sizes = knobs(OffloadChoice(stage=stage), pins, trainable)[0]
-    names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
-    return replace(pins, zero_stage=stage, **{name: getattr(sizes, name) for name in names})
+    def check(self, space: Space, layout: Layout) -> None:
+        """Refuse a stage and offloads that cannot be.
 
+        Raises:
+            InputError: names the option.
+        """
+        pins = space.pins
+        if pins.zero_stage is None:
+            return
+        placement = OffloadChoice(
+            stage=pins.zero_stage,
+            optimizer=pins.offload_optimizer or "none",
+            parameters=pins.offload_param or "none",
+        )
+        fastest = knobs(placement, pins, space.timing.trainable)[0]
+        of_pins = self.settings(space, layout, placement, fastest, {"precision": space.precision})
+        strategy = Strategy(settings=of_pins, checkpointing="none", **layout.degrees)
+        violation = first_violation(strategy, key_value_heads=space.shape.kv_heads)
+        if violation is not None:
+            raise InputError(f"⟨zero⟩ {pins.zero_stage}: {violation.message}; {violation.option_fix}")
 
-def plain(request: Request, layout: Layout) -> tuple[OffloadChoice, Knobs]:
-    """Stage 0 and DeepSpeed's own sizes, but for what is fixed.
+    def probe(self, pins: Pins, gpus: int, trainable: int) -> Pins:
+        """Fix the stage, of which the script's bytes beside the model's hardly depend, and the sizes that the
+        search tries first."""
+        stage = pins.zero_stage if pins.zero_stage is not None else 2 if gpus > 1 else 0
+        sizes = knobs(OffloadChoice(stage=stage), pins, trainable)[0]
+        names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
+        return replace(pins, zero_stage=stage, **{name: getattr(sizes, name) for name in names})
 
-    Raises:
-        InputError: an offload that the stage does not have.
-    """
-    pins = request.pins
-    placement = OffloadChoice(
-        stage=pins.zero_stage or 0,
-        optimizer=pins.offload_optimizer or "none",
-        parameters=pins.offload_param or "none",
-    )
-    if placement.stage == 0 and (placement.optimizer != "none" or placement.parameters != "none"):
-        option = "⟨offload_optimizer⟩" if placement.optimizer != "none" else "⟨offload_param⟩"
-        enough = "1, 2 or 3" if placement.parameters == "none" else "3"
-        raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
-    refuse_placement(request.job, placement.stage, placement.optimizer)
-    return placement, replace(Knobs(overlap_comm=pins.overlap_comm), **pins.sizes())
+    def plain(self, request: Request, layout: Layout) -> tuple[OffloadChoice, Knobs]:
+        """Stage 0 and DeepSpeed's own sizes, but for what is fixed.
+
+        Raises:
+            InputError: an offload that the stage does not have.
+        """
+        pins = request.pins
+        placement = OffloadChoice(
+            stage=pins.zero_stage or 0,
+            optimizer=pins.offload_optimizer or "none",
+            parameters=pins.offload_param or "none",
+        )
+        if placement.stage == 0 and (placement.optimizer != "none" or placement.parameters != "none"):
+            option = "⟨offload_optimizer⟩" if placement.optimizer != "none" else "⟨offload_param⟩"
+            enough = "1, 2 or 3" if placement.parameters == "none" else "3"
+            raise InputError(f"{option}: ZeRO stage 0 offloads nothing; add ⟨zero⟩ {enough}")
+        refuse_placement(request.job, placement.stage, placement.optimizer)
+        return placement, replace(Knobs(overlap_comm=pins.overlap_comm), **pins.sizes())

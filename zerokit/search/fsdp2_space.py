@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
-from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
 from zerokit.memory.host import process_bytes
+from zerokit.search.engine import Engine, refuse_deepspeeds
 from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
 _STATE_BYTES = 12
 """Of a weight's shard: itself in fp32, and Adam's two moments."""
-_OF_DEEPSPEED = {
-    "zero_stage": "zero", "reduce_bucket_size": "reduce_bucket", "prefetch_bucket_size": "prefetch_bucket",
-    "persistence_threshold": "persistence", "sub_group_size": "sub_group", "overlap_comm": "overlap_comm",
-}  # fmt: skip
-"""Pins that only DeepSpeed has, and the options that fix them."""
-_NOTHING_SET = from_config({})
 
 
 @frozen_dataclass
@@ -38,54 +31,9 @@ class Sharding:
     replicas: int = 1
 
 
-@frozen_dataclass
-class NoSizes:
-    """FSDP2 has no buffers with sizes of their own."""
-
-
-def placements(pins: Pins, space: Space) -> list[Sharding]:
-    """Sharded over all GPUs, then inside each node; on the GPU, then on the CPU."""
-    cluster, offloads = space.cluster, _offloads(pins)
-    replicas = [1] if cluster.nodes == 1 or cluster.gpus_per_node == 1 else [1, cluster.nodes]
-    return [
-        Sharding(reshard=reshard, offload=offload, replicas=count)
-        for offload in offloads
-        for count in replicas
-        for reshard in (True, False)
-    ]
-
-
 def _offloads(pins: Pins) -> list[bool]:
     fixed = {device for device in (pins.offload_optimizer, pins.offload_param) if device is not None}
     return [False, True] if not fixed else ["cpu" in fixed]
-
-
-def variants(space: Space, layout: Layout, placement: Sharding) -> tuple[NoSizes, ...]:
-    """Return the one."""
-    return (NoSizes(),)
-
-
-def fastest(variants: tuple[NoSizes, ...]) -> tuple[NoSizes, ...]:
-    """Return the one."""
-    return variants
-
-
-def frugal(
-    space: Space, layout: Layout, placement: Sharding, batch: tuple[int, int], variants: tuple[NoSizes, ...]
-) -> tuple[NoSizes, ...]:
-    """Return the one."""
-    return variants
-
-
-def settings(
-    space: Space, layout: Layout, placement: Sharding, chosen: NoSizes, common: Mapping[str, Any]
-) -> Fsdp2Settings:
-    """The settings of one point of the space, as Accelerate wraps models."""
-    once = not _every_rank_may_load(space, placement)
-    return Fsdp2Settings(
-        **common, reshard_after_forward=placement.reshard, offload=placement.offload,
-        replicas=placement.replicas, broadcasts=once, loads_once=once,
-    )  # fmt: skip
 
 
 def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
@@ -100,81 +48,71 @@ def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
     return each * cluster.gpus_per_node + shards <= limit
 
 
-def illegal(space: Space, strategy: Strategy) -> str | None:
-    """Why a strategy is pointless: one GPU has nothing to gather, so nothing is given back for long."""
-    settings = fsdp2(strategy.settings)
-    if strategy.data_parallel == 1 and not settings.reshard_after_forward:
-        return "one GPU gathers nothing"
-    return None
+class Fsdp2Space(Engine):
+    """FSDP2."""
+
+    def placements(self, pins: Pins, space: Space) -> list[Sharding]:
+        """Sharded over all GPUs, then inside each node; on the GPU, then on the CPU."""
+        cluster, offloads = space.cluster, _offloads(pins)
+        replicas = [1] if cluster.nodes == 1 or cluster.gpus_per_node == 1 else [1, cluster.nodes]
+        return [
+            Sharding(reshard=reshard, offload=offload, replicas=count)
+            for offload in offloads
+            for count in replicas
+            for reshard in (True, False)
+        ]
+
+    def settings(
+        self, space: Space, layout: Layout, placement: Sharding, chosen: None, common: Mapping[str, Any]
+    ) -> Fsdp2Settings:
+        """The settings of one point of the space, as Accelerate wraps models."""
+        once = not _every_rank_may_load(space, placement)
+        return Fsdp2Settings(
+            **common, reshard_after_forward=placement.reshard, offload=placement.offload,
+            replicas=placement.replicas, broadcasts=once, loads_once=once,
+        )  # fmt: skip
+
+    def illegal(self, space: Space, strategy: Strategy) -> str | None:
+        """Why a strategy is pointless: one GPU has nothing to gather, so nothing is given back for long."""
+        settings = fsdp2(strategy.settings)
+        if strategy.data_parallel == 1 and not settings.reshard_after_forward:
+            return "one GPU gathers nothing"
+        return None
+
+    def least_state_bytes(self, space: Space, layout: Layout, placement: Sharding) -> float:
+        """Bytes of a GPU, at least, that model states take."""
+        if placement.offload or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
+            return 0.0
+        return _STATE_BYTES * space.shape.block_parameters * placement.replicas / layout.data
+
+    def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
+        """Yield pins without offload, where it is not fixed."""
+        if fastest.strategy.settings.offloads and _offloads(space.pins) == [False, True]:
+            yield replace(space.pins, offload_optimizer="none", offload_param="none")
+
+    def check(self, space: Space, layout: Layout) -> None:
+        """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
+
+        Raises:
+            InputError: names the option.
+        """
+        _refuse(space.pins, space.job, layout)
+
+    def plain(self, request: Request, layout: Layout) -> tuple[Sharding, None]:
+        """Sharded over all GPUs, and given back after forward.
+
+        Raises:
+            InputError: what is fixed is DeepSpeed's, or FSDP2 is not planned with it.
+        """
+        _refuse(request.pins, request.job, layout)
+        return Sharding(offload=True in _offloads(request.pins)[:1]), None
 
 
-def least_state_bytes(space: Space, layout: Layout, placement: Sharding) -> float:
-    """Bytes of a GPU, at least, that model states take."""
-    if placement.offload or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
-        return 0.0
-    return _STATE_BYTES * space.shape.block_parameters * placement.replicas / layout.data
-
-
-def most_saved_bytes(settings: TrainingSettings, trainable: int) -> int:
-    """Return 0: there are no sizes."""
-    return 0
-
-
-def simpler(space: Space, fastest: Candidate) -> Iterator[Pins]:
-    """Yield pins without offload, where it is not fixed."""
-    if fastest.strategy.settings.offloads and _offloads(space.pins) == [False, True]:
-        yield replace(space.pins, offload_optimizer="none", offload_param="none")
-
-
-def check(space: Space, layout: Layout) -> None:
-    """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
-
-    Raises:
-        InputError: names the option.
-    """
-    refuse(space.pins, space.job, layout)
-
-
-def refuse(pins: Pins, job: Job, layout: Layout) -> None:
-    """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
-
-    Raises:
-        InputError: names the option.
-    """
-    for name, option in _OF_DEEPSPEED.items():
-        if getattr(pins, name) is not None:
-            raise InputError(f"⟨{option}⟩ is DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
-    if pins.settings != _NOTHING_SET:
-        raise InputError("⟨set⟩ sets values of DeepSpeed's; leave it out, or plan with ⟨engine⟩ deepspeed")
-    searched = {"tp": pins.search_tensor and not job.inference, "sp": pins.search_sequence}
-    for name in [
-        name for name, asked in {**searched, "pipeline_module": pins.pipeline_module}.items() if asked
-    ]:
-        raise InputError(f"⟨{name}⟩: not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
-    degrees = {"tp": layout.tensor, "pp": layout.pipeline, "sp": layout.sequence}
-    for name, degree in degrees.items():
-        if degree > 1:
-            raise InputError(f"⟨{name}⟩ {degree}: not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
-    devices = (("offload_optimizer", pins.offload_optimizer), ("offload_param", pins.offload_param))
-    for name, device in devices:
+def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
+    refuse_deepspeeds(pins, job, layout, "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
+    devices = {name: getattr(pins, name) for name in ("offload_optimizer", "offload_param")}
+    for name, device in devices.items():
         if device == "nvme":
             raise InputError(f"⟨{name}⟩ nvme: FSDP2 offloads to host memory alone; use cpu")
-    if {pins.offload_optimizer, pins.offload_param} == {"none", "cpu"}:
+    if {*devices.values()} == {"none", "cpu"}:
         raise InputError("FSDP2 offloads weights and states together: give one of the two options alone")
-    if job.inference:
-        raise InputError("serving is not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
-
-
-def probe(pins: Pins, gpus: int, trainable: int) -> Pins:
-    """Return the pins: there are no sizes."""
-    return pins
-
-
-def plain(request: Request, layout: Layout) -> tuple[Sharding, NoSizes]:
-    """Sharded over all GPUs, and given back after forward.
-
-    Raises:
-        InputError: what is fixed is DeepSpeed's, or FSDP2 is not planned with it.
-    """
-    refuse(request.pins, request.job, layout)
-    return Sharding(offload=True in _offloads(request.pins)[:1]), NoSizes()

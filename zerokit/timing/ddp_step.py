@@ -13,7 +13,7 @@ import math
 from zerokit.domain.ddp_settings import ddp
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.collectives import Flow
-from zerokit.timing.spread import Spread
+from zerokit.timing.engine_step import EngineStep
 
 _BUCKET_BYTES = 25 << 20
 """``bucket_cap_mb``'s default (torch/nn/parallel/distributed.py, 2.13)."""
@@ -29,15 +29,8 @@ _CAST_BYTES = 6.0
 """Of a weight that autocast reads in fp32 and writes in 16 bits; of its gradient the other way."""
 
 
-class DdpStep:
-    """Plain PyTorch's part of the steps of one model and job on one cluster.
-
-    Args:
-        spread: what is the same under every engine.
-    """
-
-    def __init__(self, spread: Spread) -> None:
-        self._spread = spread
+class DdpStep(EngineStep):
+    """Plain PyTorch's part."""
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """One all-reduce of all gradients, beside the last backward pass of a step."""
@@ -45,21 +38,7 @@ class DdpStep:
         gradients = self._spread.rank_weights(strategy)[1] * self._trained_bytes(strategy)
         messages = max(1, math.ceil(gradients / _BUCKET_BYTES))
         per_step = way.seconds(gradients, passes=2, messages=messages)
-        return Flow(
-            route=way, per_micro=0.0, per_step=per_step, overlapped=True, overlapped_at_end=True
-        )  # fmt: skip
-
-    def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
-        """Return no more host time: modules have no hooks."""
-        return 0.0, 0.0, 0.0
-
-    def reductions(self, strategy: Strategy) -> float:
-        """How often gradients are reduced, per micro-batch."""
-        return 1 / strategy.settings.gradient_accumulation
-
-    def hooks(self, strategy: Strategy) -> float:
-        """Return 0: the reducer is not Python's, and what it takes was not measured."""
-        return 0.0
+        return Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=True, overlapped_at_end=True)
 
     def gradients(self, strategy: Strategy) -> float:
         """GPU time of casts under autocast, of adding gradients up and of buckets, per micro-batch."""
@@ -79,23 +58,6 @@ class DdpStep:
         owned = self._spread.owned(strategy)
         return passes * self._trained_bytes(strategy) * owned / self._hbm
 
-    def flattened(self, strategy: Strategy) -> float:
-        """Return 0: gradients are stepped as they are."""
-        return 0.0
-
-    def hosted(self, strategy: Strategy) -> float:
-        """Return 0: the GPU steps."""
-        return 0.0
-
-    def offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
-        """Return 0: nothing goes to the host."""
-        return 0.0, 0.0
-
-    @property
-    def _hbm(self) -> float:
-        spread = self._spread
-        return spread.cluster.gpu.hbm_bytes_per_second * spread.constants.hbm_efficiency
-
     def _trained_bytes(self, strategy: Strategy) -> int:
         settings = ddp(strategy.settings)
-        return settings.weight_bytes if self._spread.job.method == "full" else settings.adapter_bytes
+        return settings.weight_bytes if self._job.method == "full" else settings.adapter_bytes

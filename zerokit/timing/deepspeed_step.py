@@ -15,6 +15,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
 from zerokit.timing import zero_3_host
 from zerokit.timing.collectives import Flow, Route
+from zerokit.timing.engine_step import EngineStep
 from zerokit.timing.spread import Spread
 
 _FETCHED_MODULES = 8
@@ -28,17 +29,11 @@ _STAGE_0_HOOK_SHARE = 2 / 5
 """Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
 
 
-class DeepSpeedStep:
-    """DeepSpeed's part of the steps of one model and job on one cluster.
-
-    Args:
-        spread: what is the same under every engine.
-    """
+class DeepSpeedStep(EngineStep):
+    """DeepSpeed's part."""
 
     def __init__(self, spread: Spread) -> None:
-        self._spread = spread
-        self._shape, self._job, self._cluster = spread.shape, spread.job, spread.cluster
-        self._constants = spread.constants
+        super().__init__(spread)
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
         self._small_tensors = zero_3_host.small_tensors(spread.shape)
 
@@ -142,11 +137,10 @@ class DeepSpeedStep:
     def gradients(self, strategy: Strategy) -> float:
         """GPU seconds of a micro-batch's gradients, products and link left out."""
         c = self._constants
-        hbm = self._cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         peers = 2.0 if strategy.zero_ranks > 1 else 1.0
         traffic = c.gradient_bytes + c.reduce_bytes * peers * self.reductions(strategy)
         per_16_bit = strategy.settings.parameter_bytes / 2
-        return traffic * per_16_bit * self._spread.rank_weights(strategy)[1] / hbm
+        return traffic * per_16_bit * self._spread.rank_weights(strategy)[1] / self._hbm
 
     def optimizer(self, strategy: Strategy) -> float:
         """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
@@ -157,9 +151,8 @@ class DeepSpeedStep:
         else:
             ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self._spread.tensors(strategy) / ranks
-        hbm = self._cluster.gpu.hbm_bytes_per_second * c.hbm_efficiency
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
-        kernels = max(kernels, c.adam_bytes * on_gpu / hbm)
+        kernels = max(kernels, c.adam_bytes * on_gpu / self._hbm)
         if settings.divides_weights and strategy.zero_ranks > 1 and self._job.method == "full":
             kernels += c.persistent_gather_seconds * self._small_tensors
         return self._sub_groups(strategy) * c.step_launch_seconds + kernels

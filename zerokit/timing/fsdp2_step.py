@@ -13,7 +13,7 @@ from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import DTYPE_BYTES
 from zerokit.timing.collectives import Flow
-from zerokit.timing.spread import Spread
+from zerokit.timing.engine_step import EngineStep
 
 _GROUPS_BESIDE_LAYERS = 2
 """The embedding, and the head with the last norm (accelerate/utils/fsdp_utils.py, ``fsdp2_prepare_model``,
@@ -27,17 +27,8 @@ _CLIPPING_BYTES = 12.0
 """Gradients read for the norm, read and written where they are scaled."""
 
 
-class Fsdp2Step:
-    """FSDP2's part of the steps of one model and job on one cluster.
-
-    Args:
-        spread: what is the same under every engine.
-    """
-
-    def __init__(self, spread: Spread) -> None:
-        self._spread = spread
-        self._shape, self._job, self._cluster = spread.shape, spread.job, spread.cluster
-        self._constants = spread.constants
+class Fsdp2Step(EngineStep):
+    """FSDP2's part."""
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """Gathers of each micro-batch, and the reduction at the end."""
@@ -65,10 +56,6 @@ class Fsdp2Step:
         c, again = self._constants, self._gathers(fsdp2(strategy.settings)) - 1.0
         gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._spread.tensors_of_a_layer
         return c.fsdp2_hook_seconds + gather, c.fsdp2_hook_seconds + again * gather, 0.0
-
-    def reductions(self, strategy: Strategy) -> float:
-        """How often gradients are reduced, per micro-batch."""
-        return 1 / strategy.settings.gradient_accumulation
 
     def hooks(self, strategy: Strategy) -> float:
         """Host time of the reductions, per micro-batch."""
@@ -101,10 +88,6 @@ class Fsdp2Step:
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         return c.fsdp2_fixed_seconds + max(kernels, per_element * on_gpu / self._hbm)
 
-    def flattened(self, strategy: Strategy) -> float:
-        """Return 0: shards are stepped as they are."""
-        return 0.0
-
     def hosted(self, strategy: Strategy) -> float:
         """Share of a rank's optimizer step that the host makes."""
         return 1.0 if strategy.settings.offloads else 0.0
@@ -112,10 +95,6 @@ class Fsdp2Step:
     def offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
         """Bytes of gradients that go to the host once a step, as wide as the shards, and none in between."""
         return fsdp2(strategy.settings).master_bytes * owned, 0.0
-
-    @property
-    def _hbm(self) -> float:
-        return self._cluster.gpu.hbm_bytes_per_second * self._constants.hbm_efficiency
 
     def _shards(self, strategy: Strategy) -> int:
         return max(1, strategy.zero_ranks // fsdp2(strategy.settings).replicas)

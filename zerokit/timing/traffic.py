@@ -7,63 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from importlib import import_module
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
-from zerokit.timing.collectives import Flow
 from zerokit.timing.constants import Calibration, Constants
-from zerokit.timing.deepspeed_step import DeepSpeedStep
+from zerokit.timing.engine_step import EngineStep
 from zerokit.timing.spread import Spread
 from zerokit.values import frozen_dataclass
 
-
-class EngineStep(Protocol):
-    """What an engine adds to a step. Seconds."""
-
-    def data_parallel(self, strategy: Strategy) -> Flow:
-        """What crosses between data-parallel ranks."""
-
-    def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
-        """More host time of a layer: forward, backward, recomputation."""
-
-    def reductions(self, strategy: Strategy) -> float:
-        """How often gradients are reduced, per micro-batch."""
-
-    def hooks(self, strategy: Strategy) -> float:
-        """Host time of hooks on gradients, per micro-batch."""
-
-    def gradients(self, strategy: Strategy) -> float:
-        """GPU time of a micro-batch's copies of gradients and weights, products and link left out."""
-
-    def optimizer(self, strategy: Strategy) -> float:
-        """The optimizer's step, but for what the host does of it."""
-
-    def flattened(self, strategy: Strategy) -> float:
-        """Elements of the gradients that the optimizer's step makes one tensor in fp32 of."""
-
-    def hosted(self, strategy: Strategy) -> float:
-        """Share of a rank's optimizer step that the host makes."""
-
-    def offloaded_gradients(self, strategy: Strategy, owned: float) -> tuple[float, float]:
-        """Bytes of gradients that go to the host once a step, and both ways each micro-batch."""
-
-
-def engine_step(name: str, spread: Spread) -> EngineStep:
-    """What the engine of this name adds; only what is asked for is imported."""
-    if name == "fsdp2":
-        from zerokit.timing.fsdp2_step import Fsdp2Step
-
-        return Fsdp2Step(spread)
-    if name == "ddp":
-        from zerokit.timing.ddp_step import DdpStep
-
-        return DdpStep(spread)
-    return DeepSpeedStep(spread)
-
-
+_ENGINES = {
+    "deepspeed": "deepspeed_step.DeepSpeedStep",
+    "fsdp2": "fsdp2_step.Fsdp2Step",
+    "ddp": "ddp_step.DdpStep",
+}
 _SWAPPED_BYTES = 12.0
 """Of a weight that go to NVMe and back: fp32 master weight and Adam's two moments."""
 
@@ -108,10 +67,11 @@ class Traffic(Spread):
         self._copying = self._pcie()
 
     def engine(self, strategy: Strategy) -> EngineStep:
-        """What the engine of a strategy adds."""
+        """What the engine of a strategy adds; only what is asked for is imported."""
         name = strategy.settings.engine
         if name not in self._engines:
-            self._engines[name] = engine_step(name, self)
+            module, _, own = _ENGINES[name].partition(".")
+            self._engines[name] = getattr(import_module(f"zerokit.timing.{module}"), own)(self)
         return self._engines[name]
 
     def step(self, strategy: Strategy, work: Work) -> dict[str, float]:
