@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from zerokit.instrument.phases import in_place_of
 
 _MOST_FILES = 16
 _DEEPEST = 3
@@ -42,15 +43,13 @@ class SavedWeights:
         """What DeepSpeed saves of itself."""
         original = engine.save_checkpoint
 
-        @functools.wraps(original)
+        @in_place_of(engine, "save_checkpoint")
         def save_checkpoint(this: Any, *args: Any, **kwargs: Any) -> Any:
             before, self._inside.checkpoint = getattr(self._inside, "checkpoint", False), True
             try:
                 return original(this, *args, **kwargs)
             finally:
                 self._inside.checkpoint = before
-
-        engine.save_checkpoint = save_checkpoint
 
     def account(self) -> list[dict[str, Any]]:
         """Files that are there and lack weights."""
@@ -59,15 +58,13 @@ class SavedWeights:
     def _watch(self, owner: Any, name: str, content: str, target: str) -> None:
         original = getattr(owner, name)
 
-        @functools.wraps(original)
+        @in_place_of(owner, name)
         def save(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             with contextlib.suppress(Exception):
                 given = {**dict(zip((content, target), args, strict=False)), **kwargs}
                 self._saved(given[content], given[target])
             return result
-
-        setattr(owner, name, save)
 
     def _saved(self, content: Any, target: Any) -> None:
         # sizes of the weights that ZeRO-3 divides, by the end of their name.
@@ -99,7 +96,7 @@ class SavedWeights:
         """A call that saves all of a model, or all of its adapters, in as many files as it likes."""
         original = model.save_pretrained
 
-        @functools.wraps(original)
+        @in_place_of(model, "save_pretrained")
         def save_pretrained(this: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "call", None) is not None:
                 return original(this, *args, **kwargs)
@@ -112,8 +109,6 @@ class SavedWeights:
             with contextlib.suppress(Exception):
                 self._held_to_model(this, files)
             return result
-
-        model.save_pretrained = save_pretrained
 
     def _held_to_model(self, model: Any, files: list[tuple[str, int]]) -> None:
         has_adapters = hasattr(model, "peft_config")

@@ -4,7 +4,6 @@ does nothing, and settings in its code that are not the engine's."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 import weakref
@@ -15,6 +14,7 @@ from typing import Any
 
 from zerokit.domain.settings import BY_CALL
 from zerokit.instrument.engine_facts import settings
+from zerokit.instrument.phases import in_place_of
 from zerokit.instrument.saved_weights import SavedWeights
 
 _LIBRARIES = ("accelerate", "transformers")
@@ -209,14 +209,12 @@ class TrainingFacts:
     def _watch_clipping(self, owner: Any, name: str, *, is_method: bool) -> None:
         original = getattr(owner, name)
 
-        @functools.wraps(original)
+        @in_place_of(owner, name)
         def clip(*args: Any, **kwargs: Any) -> Any:
             if self._engines:
                 with contextlib.suppress(Exception):
                     args, kwargs = self._clips(name, args, kwargs, first=int(is_method))
             return original(*args, **kwargs)
-
-        setattr(owner, name, clip)
 
     def _clips(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], first: int
@@ -269,7 +267,7 @@ def _wrap(
     if original is None:
         return
 
-    @functools.wraps(original)
+    @in_place_of(owner, name)
     def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
         if before is not None:
             with contextlib.suppress(Exception):
@@ -279,5 +277,3 @@ def _wrap(
             with contextlib.suppress(Exception):
                 after(this, (this, *args), kwargs)
         return result
-
-    setattr(owner, name, wrapped)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from zerokit.instrument.phases import in_place_of
 from zerokit.launcher.rank.movement import kernel_wait
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
@@ -248,7 +249,7 @@ class Calls:
         original = owner.fetch_sub_module
         clock, waited, visit = time.perf_counter, probe.waits.running, self._visits.append
 
-        @functools.wraps(original)
+        @in_place_of(owner, "fetch_sub_module")
         def fetch(coordinator: Any, current_submodule: Any, forward: bool) -> Any:
             number = current_submodule.ds_id
             visit(number if forward else ~number)
@@ -257,8 +258,6 @@ class Calls:
             waited[0] += clock() - began
             visit(probe.position)
             return result
-
-        owner.fetch_sub_module = fetch
 
     def _making_others(self, original: Callable[..., Any], operation: str, module: ModuleType) -> Any:
         """What it calls of the others is no call of its own."""

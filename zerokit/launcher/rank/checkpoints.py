@@ -6,13 +6,13 @@ A rank tells of a checkpoint when the call that saves it has returned; the run h
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from zerokit.instrument.phases import in_place_of
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 
@@ -87,7 +87,7 @@ class Checkpoints:
             return
         inside = self._inside
 
-        @functools.wraps(original)
+        @in_place_of(owner, name)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
             outermost = not getattr(inside, "call", False)
             inside.call = True
@@ -104,18 +104,14 @@ class Checkpoints:
                     saved(this, args, kwargs, result)
             return result
 
-        setattr(owner, name, wrapped)
-
 
 def _resume(trainer: Any, folder: str) -> None:
     """Have ``train`` begin at the checkpoint, where the script names none and it is this Trainer's own."""
     original = trainer.train
 
-    @functools.wraps(original)
+    @in_place_of(trainer, "train")
     def train(this: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         is_own_output = os.path.realpath(this.args.output_dir) == os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
         if is_own_output and resume_from_checkpoint in (None, False):
             resume_from_checkpoint = folder
         return original(this, resume_from_checkpoint, *args, **kwargs)
-
-    trainer.train = train

@@ -17,6 +17,7 @@ from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import live_models, phases
+from zerokit.instrument.phases import in_place_of
 from zerokit.instrument.post_import import PostImport, merged
 from zerokit.launcher.rank import local_store, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
@@ -113,7 +114,7 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
     original = engine.forward
     torch = sys.modules["torch"]
 
-    @functools.wraps(original)
+    @in_place_of(engine, "forward")
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             probe.enter("forward")
@@ -128,8 +129,6 @@ def _tell_forwards(probe: Probe, engine: Any) -> None:
         if before in TRAINING_PHASES:
             probe.enter(before, again=True)
         return result
-
-    engine.forward = forward
 
 
 def _tell_batches(probe: Probe, module: ModuleType) -> None:
@@ -180,7 +179,7 @@ def _wrap(owner: Any, name: str, before: _Heard | None = None, after: _Heard | N
     if original is None:
         return
 
-    @functools.wraps(original)
+    @in_place_of(owner, name)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if before is not None:
             before(self)
@@ -188,8 +187,6 @@ def _wrap(owner: Any, name: str, before: _Heard | None = None, after: _Heard | N
         if after is not None:
             after(self)
         return result
-
-    setattr(owner, name, wrapped)
 
 
 def _hook_comm(module: ModuleType) -> None:
@@ -202,15 +199,13 @@ def _hook_accelerate_state(module: ModuleType) -> None:
     state = module.PartialState
     original = state._prepare_backend
 
-    @functools.wraps(original)
+    @in_place_of(state, "_prepare_backend")
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         backend, distributed_type = original(self, *args, **kwargs)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if backend is None and ranks > 1 and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             backend = "gloo"
         return backend, distributed_type
-
-    state._prepare_backend = prepare
 
 
 def close_process_groups() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument.fsdp2_facts import DividedModels
+from zerokit.instrument.phases import in_place_of
 from zerokit.launcher.rank.probe import Probe
 
 
@@ -42,7 +43,7 @@ class PlainTraining:
         optimizer = torch.optim.Optimizer
         original = optimizer.__init__
 
-        @functools.wraps(original)
+        @in_place_of(optimizer, "__init__")
         def init(this: Any, *args: Any, **kwargs: Any) -> None:
             original(this, *args, **kwargs)
             if not self._is_over and not self._undo and "init" not in self._probe.parts:
@@ -51,8 +52,6 @@ class PlainTraining:
                 except Exception as error:
                     self.end()
                     print(f"zerokit: steps without DeepSpeed are not measured: {error}", file=sys.stderr)
-
-        optimizer.__init__ = init
 
     def end(self) -> None:
         """An engine came up: it tells the phases and the steps from now on."""

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.domain.phases import BEFORE_TRAINING
+from zerokit.instrument.phases import in_place_of
 from zerokit.instrument.post_import import Hook
 from zerokit.launcher.rank.probe import Probe
 
@@ -81,7 +82,7 @@ def _hook_writer(metrics: TrackerMetrics, module: ModuleType) -> None:
     """A TensorBoard writer takes one number at a time: ours follow the first one of a step."""
     original = module.SummaryWriter.add_scalar
 
-    @functools.wraps(original)
+    @in_place_of(module.SummaryWriter, "add_scalar")
     def add_scalar(
         self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
@@ -91,14 +92,12 @@ def _hook_writer(metrics: TrackerMetrics, module: ModuleType) -> None:
                 original(self, name, value, global_step)
         return result
 
-    module.SummaryWriter.add_scalar = add_scalar
-
 
 def _hook_run(metrics: TrackerMetrics, module: ModuleType) -> None:
     """W&B and Trackio count each call as a step: ours go along with the script's own."""
     original = module.Run.log
 
-    @functools.wraps(original)
+    @in_place_of(module.Run, "log")
     def log(self: Any, values: Any = None, *args: Any, **kwargs: Any) -> Any:
         name = next((name for name in ("data", "metrics") if name in kwargs), None)
         logged = values if name is None else kwargs[name]
@@ -111,8 +110,6 @@ def _hook_run(metrics: TrackerMetrics, module: ModuleType) -> None:
         if name is None:
             return original(self, logged, *args, **kwargs)
         return original(self, *args, **{**kwargs, name: logged})
-
-    module.Run.log = log
 
 
 def _hook_mlflow(metrics: TrackerMetrics, module: ModuleType) -> None:
