@@ -2,20 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.ddp_settings import DdpSettings, ddp
 from zerokit.domain.job import Job
+from zerokit.domain.profile import Parameter
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent
-from zerokit.memory.ddp import step
 from zerokit.memory.engine import Engine
 from zerokit.memory.host import process_bytes
-from zerokit.memory.rank_model import RankModel
-from zerokit.memory.replay.optimizers import managed_bytes
-from zerokit.memory.replay.step import Instant, RankBytes
+from zerokit.memory.ledger import Ledger
+from zerokit.memory.model_parts import block, embeddings_of, layers_of
+from zerokit.memory.rank_model import Overlay, RankModel
+from zerokit.memory.replay.model_states import Persistent, workspace_bytes
+from zerokit.memory.replay.optimizers import (
+    client,
+    managed_bytes,
+    optimizer_name,
+    optimizer_temporaries,
+    optimizer_values,
+)
+from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
+from zerokit.values import replace
+
+_BROADCAST_BYTES = 250 << 20
+"""From which a flat buffer of the first broadcast is sent (``broadcast_bucket_size``,
+torch/nn/parallel/distributed.py:803, 2.13)."""
+
+
+def parameter_bytes(parameter: Parameter, settings: DdpSettings) -> int:
+    """Bytes of a parameter, quantised ones with their constants."""
+    element_bytes = parameter.element_bytes or settings.weight_bytes
+    return block(parameter.stored_bytes or parameter.numel * element_bytes)
+
+
+@lru_cache(maxsize=256)
+def gradient_bytes(model: RankModel, settings: DdpSettings) -> tuple[int, ...]:
+    """Bytes of the gradient of every trained parameter."""
+    return tuple(parameter_bytes(parameter, settings) for parameter in model.trainable)
+
+
+def state_bytes(model: RankModel, settings: DdpSettings) -> int:
+    """Bytes of the optimizer's states: torch's are like the weights, and a fused Adam keeps its step counters
+    on the GPU too (torch/optim/adamw.py); others have dtypes of their own."""
+    made = client(settings)
+    if made is None or made.like_stepped:
+        fused = made is None and "adam" in optimizer_name(settings) and not settings.torch_adam
+        counters = len(model.trainable) * block(4) if fused else 0
+        return optimizer_values(settings) * sum(gradient_bytes(model, settings)) + counters
+    wide = replace(made, bits=32)
+    embeddings = _embeddings(model) if settings.by_trainer else frozenset[str]()
+    kinds = [(wide if p.name in embeddings else made, p.numel) for p in model.trainable]
+    codes = made.code_bytes(size for kind, size in kinds if kind is made)
+    return codes + sum(block(kind.device_bytes(size)) for kind, size in kinds)
+
+
+def _embeddings(model: RankModel) -> frozenset[str]:
+    """Matrices beside the layers, but for a head of its own."""
+    layers = tuple(f"{layer}." for layer in layers_of(model.parameters))
+    _, head = embeddings_of(model)
+    names = {p.name for p in model.parameters if len(p.shape) == 2 and not p.name.startswith(layers)}
+    return frozenset(names - {f"{head}.weight"})
+
+
+def persistent(model: RankModel, settings: DdpSettings, ranks: int) -> Persistent:
+    """The steady state of one rank between steps; ``ranks``: that reduce gradients, each with buckets as
+    large as these (``gradient_as_bucket_view`` is off; torch/csrc/distributed/c10d/reducer.cpp,
+    ``initialize_buckets``)."""
+    components = {Component.PARAMETERS: sum(parameter_bytes(p, settings) for p in model.parameters)}
+    if workspaces := workspace_bytes(model):
+        components[Component.CUBLAS_WORKSPACE] = workspaces
+    if model.profile.buffer_bytes:
+        components[Component.BUFFERS] = model.profile.buffer_bytes
+    components[Component.OPTIMIZER_STATES] = state_bytes(model, settings)
+    if ranks > 1:
+        components[Component.GRADIENT_BUCKET] = sum(gradient_bytes(model, settings))
+    return Persistent(components=components)
+
+
+def init_peak(model: RankModel, settings: DdpSettings, ranks: int) -> int:
+    """The most allocated before training: weights and buffers, which rank 0 sends to the others in flat
+    copies of which two are on their way at once, and then buckets."""
+    weights = sum(parameter_bytes(p, settings) for p in model.parameters) + model.profile.buffer_bytes
+    if ranks == 1:
+        return weights
+    sent = [0, *_broadcasts(model, settings)]
+    at_once = max((one + other for one, other in pairwise(sent)), default=0)
+    return weights + max(at_once, sum(gradient_bytes(model, settings)))
+
+
+def _broadcasts(model: RankModel, settings: DdpSettings) -> Iterator[int]:
+    """Bytes of each flat copy, in order; of one tensor alone there is none (``flatten_dense_tensors``).
+    Tensors of one dtype go together until they are so large (``compute_bucket_assignment_by_size``,
+    torch/csrc/distributed/c10d/reducer.cpp)."""
+    found: list[tuple[int, int]] = []
+    open_ones: dict[int, tuple[int, int, int]] = {}
+    for index, parameter in enumerate(model.parameters):
+        packed = parameter.stored_bytes  # of which constants are no part of the module
+        dtype = 1 if packed else parameter.element_bytes or settings.weight_bytes
+        elements = -(-parameter.numel // 2) if 0 < packed < parameter.numel else parameter.numel
+        first, count, size = open_ones.pop(dtype, (index, 0, 0))
+        count, size = count + 1, size + elements * dtype
+        if size >= _BROADCAST_BYTES:
+            found.append((first, size if count > 1 else 0))
+        else:
+            open_ones[dtype] = first, count, size
+    found += ((first, size if count > 1 else 0) for first, count, size in open_ones.values())
+    return (block(size) for _, size in sorted(found))
+
+
+def micro_step_kinds(settings: DdpSettings) -> list[bool]:
+    """Whether gradients are made anew in each of the micro-steps that differ."""
+    return [True] if settings.gradient_accumulation == 1 else [True, False]
+
+
+class _Replay:
+    """One rank's micro-steps and step."""
+
+    def __init__(self, model: RankModel, settings: DdpSettings, ranks: int) -> None:
+        self.model = model
+        self.settings = settings
+        self.ledger = Ledger()
+        self.state = persistent(model, settings, ranks)
+        self.gradients = sum(gradient_bytes(model, settings))
+        for component, size in self.state.components.items():
+            self.ledger.set(component, size)
+
+    def made(self) -> tuple[int, ...]:
+        """Bytes of gradients up to every mark of backward."""
+        sizes = gradient_bytes(self.model, self.settings)
+        return tuple(accumulate(sizes[i] if i >= 0 else 0 for i in self.model.gradient_indexes))
+
+    def micro_step(self, anew: bool) -> MicroStep:
+        """One forward and backward: gradients are where autograd made them, or added to what is there."""
+        start, made = self.ledger.total, self.made()
+        after = tuple(start + size for size in made) if anew else (start,) * len(made)
+        during = (start, *after[:-1])
+        if anew and made:
+            self.ledger.adopt(Component.GRADIENTS, made[-1])
+        total = self.ledger.total
+        backward = Overlay(start=start, during=during, after=after)
+        return MicroStep(forward=None, backward=backward, start=start, end=total, after=total)
+
+    def step(self) -> int:
+        """The optimizer's step; its peak."""
+        self.ledger.mark()
+        temporaries = optimizer_temporaries(self.settings) * self.gradients
+        self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
+        return self.ledger.peak
+
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _PACKAGES = ("bitsandbytes", "schedulefree")
@@ -71,11 +210,19 @@ class Ddp(Engine[DdpSettings]):
 
     def least_bytes(self, model: RankModel, settings: DdpSettings, ranks: int) -> tuple[int, int]:
         """(bytes at every instant of a step, gradients at its end)."""
-        return step.persistent(model, settings, ranks).total, sum(step.gradient_bytes(model, settings))
+        return persistent(model, settings, ranks).total, sum(gradient_bytes(model, settings))
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - there is one engine
     def rank_bytes(self, model: RankModel, settings: DdpSettings, ranks: int, rank: int) -> RankBytes:
-        """One optimizer step; ranks are alike."""
-        return step.rank_bytes(model, settings, ranks)
+        """One optimizer step of one rank in the steady state (second step on)."""
+        replay = _Replay(model, settings, ranks)
+        return RankBytes(
+            init_peak=init_peak(model, settings, ranks),
+            flattening=0,
+            micro_steps=tuple(replay.micro_step(anew) for anew in micro_step_kinds(settings)),
+            step_peak=replay.step(),
+            persistent=replay.state,
+        )
 
     def compose(
         self,
@@ -85,15 +232,28 @@ class Ddp(Engine[DdpSettings]):
         rank: int,
         instants: Mapping[str, Instant | None],
     ) -> dict[str, dict[Component, int]]:
-        """The components at one instant of each phase."""
-        return step.compose(model, settings, ranks, instants)
+        """The components at one instant of each phase; the step's is its highest."""
+        replay = _Replay(model, settings, ranks)
+        found: dict[str, dict[Component, int]] = {}
+        for number, anew in enumerate(micro_step_kinds(settings)):
+            before, made = dict(replay.ledger.amounts), (0, *replay.made())
+            for phase, at in instants.items():
+                if at is None or at[0] != number:
+                    continue
+                held = made[at[1]] if phase == "backward" and anew else 0
+                found[phase] = before | {Component.GRADIENTS: before.get(Component.GRADIENTS, 0) + held}
+            replay.micro_step(anew)
+        replay.ledger.watching = True
+        replay.step()
+        found["step"] = replay.ledger.composition()
+        return {phase: {part: size for part, size in parts.items() if size} for phase, parts in found.items()}
 
     def host_parts(
         self, model: RankModel, settings: DdpSettings, ranks: int, world_size: int, room: int, per_node: int
     ) -> dict[HostComponent, int]:
         """Host bytes of one rank: each loads the whole model there, unless it is quantised; paged states lie
         there when the GPU is full."""
-        whole = 0 if model.loads_on_gpu else sum(step.parameter_bytes(p, settings) for p in model.parameters)
+        whole = 0 if model.loads_on_gpu else sum(parameter_bytes(p, settings) for p in model.parameters)
         parts = {
             HostComponent.PROCESS: process_bytes(world_size),
             HostComponent.MODEL_BEFORE_IT_MOVES: whole,
