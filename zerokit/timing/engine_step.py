@@ -1,5 +1,5 @@
 """What the engine that trains adds to a micro-batch and to a step; one class for each
-(``zerokit.timing.traffic``)."""
+(``zerokit.timing.step_time``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """GPU seconds of a model's layers and head, from the shapes of their products.
 
 A product M×N×K runs at F·e with e = e_max / ((1 + M₀/M)(1 + N₀/N)); element-wise work is bound by HBM. What
-the host and the links take is not here (``zerokit.timing.step_time``, ``zerokit.timing.traffic``).
+the host and the links take is not here (``zerokit.timing.step_time``).
 """
 
 from __future__ import annotations
