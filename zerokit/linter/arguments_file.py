@@ -13,12 +13,13 @@ from typing import Any
 from zerokit.linter.accelerate.keys import POLICIES, PREFETCHES, STATE_DICTS, STRATEGIES, TRUTH_WORDS, is_file
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
-from zerokit.linter.trainer_file import CONVERTS, lint_named_deepspeed, lint_trainer_file
+from zerokit.linter.trainer_file import lint_named_deepspeed, lint_trainer_file
 from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
 from zerokit.trainer_files.keys import trainer_of
+from zerokit.trainer_files.kinds import KINDS
 
 _FSDP_AND_DEEPSPEED = Row(
     "arguments-fsdp-and-deepspeed", "fsdp", "fsdp and deepspeed are both given: the Trainer refuses it",
@@ -131,7 +132,7 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
             key=key,
             guess=guess,
         )
-    if trainer is None or trainer.name not in CONVERTS:
+    if trainer is None or not KINDS[trainer.name].converts:
         yield from _texts(document)
     if named and value.get("fsdp"):
         yield _FSDP_AND_DEEPSPEED.at(document)

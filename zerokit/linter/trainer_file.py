@@ -13,6 +13,7 @@ from zerokit.rules.types import Edit, Severity
 from zerokit.strictload import Document, Path
 from zerokit.suggest import leaves_no_doubt, nearest
 from zerokit.trainer_files.keys import BASE, Key, TrainerKeys, trainer
+from zerokit.trainer_files.kinds import KINDS, Kind, is_llamafactory_v1
 
 _UNKNOWN_KEY = Row(
     "trainer-unknown-key", "", "{title} has no {key}{where}: it {effect}", "{fix}",
@@ -41,42 +42,18 @@ _MISMATCH = Row(
 )  # fmt: skip
 
 
-class _Reader(NamedTuple):
-    """What a trainer does with a key that it has not, and with a value that is not of the key's kind."""
-
-    refuses_keys: bool
-    refuses_values: bool
-    own_arguments: bool = False  # a script may add some
-
-
-_READERS: Mapping[str, _Reader] = {
-    "axolotl": _Reader(refuses_keys=False, refuses_values=True),
-    "llamafactory": _Reader(refuses_keys=True, refuses_values=False),
-    "swift": _Reader(refuses_keys=True, refuses_values=True),
-    "trl": _Reader(refuses_keys=True, refuses_values=False, own_arguments=True),
-}
-CONVERTS = frozenset({"swift", "trl"})
-"""Trainers whose files go through argparse, which reads texts as numbers."""
-_REPLACED: Mapping[str, Mapping[str, str]] = {
-    "trl": {"max_seq_length": "max_length", "torch_dtype": "dtype", "use_liger": "use_liger_kernel",
-            "dataset_batch_size": "", "reward_model_path": "reward_model_name_or_path",
-            "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-            "use_transformers_paged": "use_transformers_continuous_batching"},
-    "swift": {"train_type": "tuner_type", "custom_register_path": "external_plugins",
-              "dataset_test_ratio": "split_dataset_ratio", "sft_type": "tuner_type"},
-    "axolotl": {"load_4bit": "load_in_4bit", "adam_eps": "adam_epsilon",
-                "evaluation_strategy": "eval_strategy"},
-    BASE: {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
-           "per_gpu_train_batch_size": "per_device_train_batch_size",
-           "per_gpu_eval_batch_size": "per_device_eval_batch_size", "warmup_ratio": "warmup_steps"},
+_REPLACED_IN_BASE: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size", "warmup_ratio": "warmup_steps",
 }  # fmt: skip
-"""What took a key's place in a trainer; other names of it, too."""
+"""What took the place of a key of Transformers' own."""
 _MOST_OTHERS = 8
 
 
 def lint_trainer_file(document: Document, found: TrainerKeys) -> Iterator[Finding]:
     """Findings about a file of a trainer."""
-    check = _Check(document, found, _READERS[found.name], _stages(found, document.value))
+    check = _Check(document, found, KINDS[found.name], _stages(found, document.value))
     yield from check.block(document.value, found.keys, ())
     for conflict, key in conflicts(found.name, document.value):
         yield _CONFLICT.at(
@@ -92,8 +69,7 @@ def _stages(found: TrainerKeys, value: Mapping[str, Any]) -> frozenset[str]:
         names = [str(one).split(".") for one in plugins] if isinstance(plugins, list) else []
         return frozenset({"axolotl", *(part for name in names for part in name)})
     if found.name == "llamafactory":
-        is_v1 = "model_name_or_path" not in value and "model" in value
-        return frozenset({"v1"} if is_v1 else {"train", "eval"})
+        return frozenset({"v1"} if is_llamafactory_v1(value) else {"train", "eval"})
     return frozenset()
 
 
@@ -102,7 +78,7 @@ class _Check(NamedTuple):
 
     document: Document
     trainer: TrainerKeys
-    reader: _Reader
+    reader: Kind
     stages: frozenset[str]
 
     def block(self, value: Mapping[Any, Any], known: Mapping[str, Key], path: Path) -> Iterator[Finding]:
@@ -164,12 +140,7 @@ class _Check(NamedTuple):
 
     def _unknown(self, name: str, value: Mapping[Any, Any], known: Mapping[str, Key], at: Path) -> Finding:
         names = [one for one, key in known.items() if not key.until]
-        guess = (
-            _REPLACED.get(self.trainer.name, {}).get(name)
-            or nearest(name, names)
-            or nearest(name, known)
-            or ""
-        )
+        guess = self.reader.replaced.get(name) or nearest(name, names) or nearest(name, known) or ""
         few = ", ".join(names) if len(names) <= _MOST_OTHERS else ""
         fix = meant(guess, value) if guess else f"use {few}, or remove it" if few else "remove it"
         return _UNKNOWN_KEY.at(
@@ -179,8 +150,10 @@ class _Check(NamedTuple):
         )  # fmt: skip
 
     def _retired(self, key: Key, value: Mapping[Any, Any], known: Mapping[str, Key], at: Path) -> Finding:
-        owner = trainer(BASE) if key.of_base else self.trainer
-        guess = _REPLACED.get(owner.name, {}).get(key.name, "")
+        owner, replaced = self.trainer, self.reader.replaced
+        if key.of_base:
+            owner, replaced = trainer(BASE), _REPLACED_IN_BASE
+        guess = replaced.get(key.name, "")
         guess = guess if guess in known else ""
         severity = "note" if key.of_base else self._key_severity(at, "old")
         return _RETIRED_KEY.at(

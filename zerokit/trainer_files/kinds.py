@@ -1,12 +1,22 @@
-"""The trainers whose files are read: one row each."""
+"""The trainers whose files are read: one row each, and what a file of theirs asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any
 
-from zerokit.trainer_files import axolotl, llamafactory, swift, trl
 from zerokit.trainer_files.says import Says
+from zerokit.trainer_files.training_arguments import (
+    ATTENTIONS,
+    TORCH_DTYPES,
+    leave_out_evaluation,
+    take_checkpointing,
+    take_precision,
+    take_targets,
+    take_trainer_arguments,
+)
+from zerokit.trainer_files.training_arguments import DIRECT as _SHARED
 from zerokit.values import frozen_dataclass
 
 
@@ -21,6 +31,9 @@ class Kind:
         command: the words that train with a file, which takes the place of ``FILE`` and what it trains for
             that of ``STAGE``; commands of shell scripts begin with the first of them and one of
             ``subcommands``.
+        refuses_keys, refuses_values: where it has no such key, and where the value is not of the key's kind.
+        own_arguments: a script may add some. converts: argparse reads texts as numbers.
+        replaced: what took the place of a key that it has not; other names of one, too.
     """
 
     asks: Callable[[Says], None]
@@ -28,6 +41,11 @@ class Kind:
     command: tuple[str, ...]
     subcommands: tuple[str, ...] = ("train",)
     checkpoints: Callable[[bool], Mapping[str, bool]] = lambda on: {"gradient_checkpointing": on}
+    refuses_keys: bool = True
+    refuses_values: bool = True
+    own_arguments: bool = False
+    converts: bool = False
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
     def command_with(self, path: str, stage: str) -> tuple[str, ...]:
         """The words that train with a file."""
@@ -43,21 +61,294 @@ class Kind:
         return {self.direct[setting][0]: value}
 
 
-def _llamafactory_checkpoints(on: bool) -> dict[str, bool]:
-    return {"disable_gradient_checkpointing": not on}
+def _take_whole(says: Says, method: str, *of_adapters: str) -> None:
+    """Take the training of all weights, for which keys ``of_adapters`` do not count."""
+    says.take("method", method, "full")
+    for key in of_adapters:
+        says(key)
+    says.options |= {"lora_rank": None, "lora_dropout": None}
+
+
+def _take_adapters(says: Says, method: str) -> None:
+    says.take("method", method, "qlora" if says.is_on("load_in_4bit") else "lora")
+    if says.is_on("load_in_8bit"):
+        says.take("quant", "load_in_8bit", "int8")
+
+
+def is_llamafactory_v1(values: Mapping[str, Any]) -> bool:
+    """Whether a file is for LLaMA-Factory's new trainer."""
+    return "model" in values and "model_name_or_path" not in values
+
+
+_PLUGIN_LOSSES = {
+    "CutCrossEntropyPlugin": ("cut_cross_entropy", "cut"),
+    "LigerPlugin": ("liger_fused_linear_cross_entropy", "liger"),
+}
+"""Plugin -> the key that turns its loss on, and the loss; cut cross-entropy is on unless it says no
+(integrations/cut_cross_entropy/args.py)."""
+_OLD_ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+    "xformers_attention": "xformers",
+    "flex_attention": "flex_attention",
+    "sage_attention": "sage",
+}
+"""Keys that 0.19 still takes in place of ``attn_implementation``."""
+
+
+def _axolotl(says: Says) -> None:
+    """What a YAML of axolotl asks for (axolotl 0.19, utils/schemas)."""
+    says.options["trainer"] = "axolotl"
+    for key in ("rl", "reward_model", "process_reward_model", "ebft", "diffusion"):
+        if says(key):
+            says.refuse(key, "axolotl's training by preferences, rewards or other losses")
+    adapter = says("adapter")
+    if adapter in ("lora", "qlora"):
+        _take_adapters(says, "adapter")
+        if says.is_on("lora_target_linear"):
+            says.take("lora_targets", "lora_target_linear", "all-linear")
+        else:
+            take_targets(says, "lora_target_modules")
+    elif adapter:
+        says.refuse("adapter", "any adapter but lora and qlora")
+    else:
+        _take_whole(
+            says, "adapter", "lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear",
+            "load_in_4bit", "load_in_8bit",
+        )  # fmt: skip
+    take_precision(says, "bf16", "fp16")
+    _take_attention(says)
+    _take_checkpointing(says)
+    _take_loss(says)
+    if says("deepspeed"):
+        says.engine["deepspeed"] = says("deepspeed")
+    elif says("fsdp") or says("fsdp_config"):
+        block = says("fsdp_config", {})
+        version = says("fsdp_version") or block.get("fsdp_version") or block.get("version")
+        says.engine["fsdp"] = {"fsdp": "full_shard", "fsdp_config": {"version": version or 2, **block}}
+    for key in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size",
+                "sequence_parallel_degree", "expert_parallel_size"):  # fmt: skip
+        if (says(key) or 1) > 1:
+            says.leave_out(key, "one division of the model over all GPUs is counted")
+    leave_out_evaluation(says, "micro_batch_size", "eval_batch_size", "val_set_size", "test_datasets")
+    says("pad_to_sequence_len"), says("sample_packing"), says("eval_sample_packing"), says("model_type")
+
+
+def _take_attention(says: Says) -> None:
+    old = next((key for key in _OLD_ATTENTION if says.is_on(key)), "")
+    if old and not says.values.get("attn_implementation"):
+        if _OLD_ATTENTION[old] in ATTENTIONS:
+            says.take("attention", old, _OLD_ATTENTION[old])
+        else:
+            says.leave_out(old, "counted as sdpa")
+    says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
+
+
+def _take_checkpointing(says: Says) -> None:
+    value = says("gradient_checkpointing")
+    take_checkpointing(says, "gradient_checkpointing", bool(value))
+    if isinstance(value, str) and value.startswith("offload"):
+        says.leave_out("gradient_checkpointing", "what it keeps is counted on the GPU")
+    if says("activation_offloading"):
+        says.leave_out("activation_offloading", "what it keeps is counted on the GPU")
+
+
+def _take_loss(says: Says) -> None:
+    others = []
+    plugins = says("plugins", [])
+    for plugin in plugins if isinstance(plugins, list) else [plugins]:
+        name = str(plugin).rpartition(".")[2]
+        key, loss = _PLUGIN_LOSSES.get(name, ("", ""))
+        if not loss:
+            others.append(name)
+        elif says(key) if loss == "liger" else says(key) is not False:
+            says.take("loss", key, loss)
+    if others:
+        says.leave_out("plugins", ", ".join(others))
+
+
+_LLAMA_FACTORY_ATTENTION = {"sdpa": "sdpa", "fa2": "flash_attention_2", "disabled": "eager"}
+
+
+def _llamafactory(says: Says) -> None:
+    """What a YAML of LLaMA-Factory asks for (LLaMA-Factory 0.9.5, hparams)."""
+    says.options["trainer"] = "llamafactory"
+    if "model_class" in says.values or is_llamafactory_v1(says.values):
+        says.refuse("model", "LLaMA-Factory's new trainer (its v1 arguments)")
+    if says.values.get("export_dir") or says.values.get("infer_backend"):
+        key = "export_dir" if says.values.get("export_dir") else "infer_backend"
+        says.refuse(key, "what trains nothing")
+    if says("stage") not in ("sft", "pt"):
+        says.refuse("stage", "LLaMA-Factory's training by preferences and rewards")
+    kind = says("finetuning_type")
+    if kind not in ("lora", "full"):
+        says.refuse("finetuning_type", "any but lora and full")
+    bits = says("quantization_bit")
+    if kind == "lora":
+        says.take("method", "finetuning_type", "qlora" if bits == 4 else "lora")
+        take_targets(says, "lora_target")
+        if bits == 8:
+            says.take("quant", "quantization_bit", "int8")
+        elif bits and bits != 4:
+            says.leave_out("quantization_bit", "weights are counted in 16 bits")
+    else:
+        _take_whole(says, "finetuning_type")
+    take_trainer_arguments(says)
+    if says.is_on("pure_bf16"):
+        take_precision(says, "pure_bf16")
+        says.options |= {"precision": "bf16", "load_dtype": "bf16"}
+    off = says.is_on("disable_gradient_checkpointing")
+    take_checkpointing(says, "disable_gradient_checkpointing", not off)
+    if not off and "use_reentrant_gc" in says.values:
+        says.take("reentrant", "use_reentrant_gc", "on" if says.is_on("use_reentrant_gc") else "off")
+    says.take_one("attention", "flash_attn", _LLAMA_FACTORY_ATTENTION, "sdpa")
+    if says.is_on("enable_liger_kernel"):
+        says.take("loss", "enable_liger_kernel", "liger")
+    says("packing"), says("neat_packing"), says("double_quantization")
+
+
+_SWIFT_ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attn": "flash_attention_2",
+              "flash_attention_2": "flash_attention_2"}  # fmt: skip
+_SWIFT_GLOBAL_BATCH = 16
+"""Where nobody says the accumulation (trainers/arguments.py:291)."""
+_SWIFT_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3": 3, "zero3_offload": 3}
+_SWIFT_BUCKET = 200_000_000
+"""Elements of ``zero0`` to ``zero2_offload``."""
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """What counts of a DeepSpeed file that ms-swift brings (config/zero3_offload.json and its like)."""
+    stage, device = _SWIFT_STAGES[name], "cpu" if name.endswith("_offload") else "none"
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False, "contiguous_gradients": True}
+    if stage:
+        zero["offload_optimizer"] = {"device": device, "pin_memory": True}
+    if stage < 3:
+        zero |= {"allgather_bucket_size": _SWIFT_BUCKET, "reduce_bucket_size": _SWIFT_BUCKET}
+    else:
+        buckets = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+        zero |= {"offload_param": {"device": device, "pin_memory": True}, "sub_group_size": 10**9}
+        zero |= {"stage3_max_live_parameters": 10**9, "stage3_max_reuse_distance": 10**9}
+        zero |= dict.fromkeys(buckets, "auto")
+    open_keys = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
+                 "train_micro_batch_size_per_gpu")  # fmt: skip
+    precisions = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    return {**precisions, "zero_optimization": zero, **dict.fromkeys(open_keys, "auto")}
+
+
+def _swift(says: Says) -> None:
+    """What a YAML, or the arguments, of ms-swift ask for (ms-swift 4.6, arguments)."""
+    says.options["trainer"] = "swift"
+    if says.stage == "rlhf" or says.values.get("rlhf_type"):
+        says.refuse("rlhf_type", "ms-swift's training by preferences and rewards")
+        says.stage = "rlhf"
+    says.stage = says.stage or "sft"
+    if says("task_type", "causal_lm") != "causal_lm":
+        says.refuse("task_type", "any task but causal_lm")
+    key = "train_type" if says.values.get("train_type") else "tuner_type"  # its name until 3.12
+    kind = says(key, "lora")
+    if kind not in ("lora", "full"):
+        says.refuse(key, "any tuner but lora and full")
+    if kind == "lora":
+        bits = says("quant_bits") if says("quant_method") in (None, "bnb") else None
+        says.take("method", key, "qlora" if bits == 4 else "lora")
+        take_targets(says, "target_modules")
+        if bits == 8:
+            says.take("quant", "quant_bits", "int8")
+        elif says("quant_bits") and bits != 4:
+            says.leave_out("quant_bits", "weights are counted in 16 bits")
+    else:
+        _take_whole(says, key)
+    take_trainer_arguments(says)
+    says.take_one("precision", "torch_dtype", TORCH_DTYPES, "bf16")
+    says.take_one("attention", "attn_impl", _SWIFT_ATTENTION, "sdpa")
+    if isinstance(named := says.engine.get("deepspeed"), str) and named in _SWIFT_STAGES:
+        says.engine["deepspeed"] = _preset(named)
+    if says("gradient_accumulation_steps") is None:
+        says.take("global_batch", "gradient_accumulation_steps", _SWIFT_GLOBAL_BATCH)
+    says("packing"), says("padding_free"), says("bnb_4bit_use_double_quant")
+
+
+_TRL_TRAINERS = {"sft": "trl", "dpo": "trl-dpo", "reward": "trl-reward"}
+
+
+def _trl_stages(says: Says) -> tuple[str, ...]:
+    """The trainers whose arguments have every key of the file, SFT's first where it is among them."""
+    found: list[str] = []
+    for name in (*_TRL_TRAINERS, *sorted({one for key in says.trainer.keys.values() for one in key.of})):
+        stages_of = (says.trainer.keys[key].of for key in says.values if key in says.trainer.keys)
+        if name not in found and all(name in of for of in stages_of if of):
+            found.append(name)
+    return tuple(found)
+
+
+def _trl(says: Says) -> None:
+    """What a YAML for TRL's scripts, or alignment-handbook's, asks for (TRL 1.16, trainer/*_config.py)."""
+    fitting = (says.stage,) if says.stage else _trl_stages(says)
+    says.stage = stage = fitting[0] if fitting else "sft"
+    if stage not in _TRL_TRAINERS:
+        of = {key: says.trainer.keys[key].of for key in says.values if key in says.trainer.keys}
+        key = next((key for key, has in of.items() if has and "sft" not in has), "trainer")
+        says.refuse(key, f"TRL's {stage} trainer")
+    says.options["trainer"] = _TRL_TRAINERS.get(stage, "trl")
+    says("beta"), says("max_prompt_length")  # within max_length, which counts
+    if says.is_on("use_peft"):
+        _take_adapters(says, "use_peft")
+        take_targets(says, "lora_target_modules")
+    else:
+        _take_whole(says, "use_peft", "load_in_4bit", "load_in_8bit", "lora_target_modules")
+    says("use_bnb_nested_quant"), says("bnb_4bit_quant_type")
+    take_trainer_arguments(says)
+    says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
+    if says.is_on("activation_offloading"):
+        says.take("offload_activations", "activation_offloading", True)
+    for key in ("dtype", "torch_dtype"):  # its name until 0.27
+        if key in says.values:
+            says.take_one("load_dtype", key, TORCH_DTYPES, "the trainer loads it")
+    says("packing"), says("padding_free"), says("packing_strategy")
 
 
 KINDS: Mapping[str, Kind] = {
-    "axolotl": Kind(asks=axolotl.asks, direct=axolotl.DIRECT, command=("axolotl", "train", "FILE")),
+    "axolotl": Kind(
+        asks=_axolotl,
+        direct={
+            "model": ("base_model",), "seq_len": ("sequence_len",), "micro_batch": ("micro_batch_size",),
+            "gradient_accumulation": ("gradient_accumulation_steps",), "lora_rank": ("lora_r",),
+            "lora_dropout": ("lora_dropout",), "optimizer": ("optimizer",),
+        },
+        command=("axolotl", "train", "FILE"),
+        refuses_keys=False,
+        replaced={"load_4bit": "load_in_4bit", "adam_eps": "adam_epsilon",
+                  "evaluation_strategy": "eval_strategy"},
+    ),
     "llamafactory": Kind(
-        asks=llamafactory.asks, direct=llamafactory.DIRECT, command=("llamafactory-cli", "train", "FILE"),
-        checkpoints=_llamafactory_checkpoints,
+        asks=_llamafactory,
+        direct={**_SHARED, "seq_len": ("cutoff_len",), "lora_rank": ("lora_rank",)},
+        command=("llamafactory-cli", "train", "FILE"),
+        checkpoints=lambda on: {"disable_gradient_checkpointing": not on},
+        refuses_values=False,
     ),
     "swift": Kind(
-        asks=swift.asks, direct=swift.DIRECT, command=("swift", "STAGE", "FILE"),
+        asks=_swift,
+        direct={**_SHARED, "model": ("model",), "seq_len": ("max_length",), "lora_rank": ("lora_rank",)},
+        command=("swift", "STAGE", "FILE"),
         subcommands=("sft", "pt", "rlhf"),
+        converts=True,
+        replaced={"train_type": "tuner_type", "custom_register_path": "external_plugins",
+                  "dataset_test_ratio": "split_dataset_ratio", "sft_type": "tuner_type"},
     ),
-    "trl": Kind(asks=trl.asks, direct=trl.DIRECT, command=("trl", "STAGE", "--config", "FILE"),
-                subcommands=("sft", "dpo", "reward", "kto", "grpo", "rloo")),
+    "trl": Kind(
+        asks=_trl,
+        direct={**_SHARED, "seq_len": ("max_length", "max_seq_length")},
+        command=("trl", "STAGE", "--config", "FILE"),
+        subcommands=("sft", "dpo", "reward", "kto", "grpo", "rloo"),
+        refuses_values=False,
+        own_arguments=True,
+        converts=True,
+        replaced={"max_seq_length": "max_length", "torch_dtype": "dtype", "use_liger": "use_liger_kernel",
+                  "dataset_batch_size": "", "reward_model_path": "reward_model_name_or_path",
+                  "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+                  "use_transformers_paged": "use_transformers_continuous_batching"},
+    ),
 }  # fmt: skip
 """By the name that ``⟨from⟩`` takes: that of :func:`zerokit.trainer_files.keys.trainers`."""
