@@ -12,9 +12,8 @@ from typing import Any
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
 from zerokit.domain.strategy import Strategy
-from zerokit.emit.fsdp2 import parallelism
+from zerokit.emit.fsdp2 import parallelism, plain_config, yaml_text
 from zerokit.errors import InputError
-from zerokit.strictload.yamldump import dump_yaml
 
 
 def accelerate_config(
@@ -35,25 +34,9 @@ def accelerate_config(
     if ds_config_path is None and "nvme" in (settings.optimizer_device, settings.weights_device):
         # accelerate/utils/launch.py exports no nvme_path, and the plugin then takes the text "none"
         raise InputError("NVMe offload can only be given to Accelerate in a DeepSpeed JSON")
-    config: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "debug": False,
-        "distributed_type": "DEEPSPEED",
-        "deepspeed_config": _deepspeed_block(strategy, nodes, ds_config_path),
-        "downcast_bf16": "no",
-        "enable_cpu_affinity": False,
-        "machine_rank": 0,
-        "main_training_function": "main",
-        "num_machines": nodes,
-        "num_processes": strategy.world_size,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "use_cpu": False,
-    }
-    if ds_config_path is None:
-        config["mixed_precision"] = {"fp32": "no"}.get(
-            strategy.settings.precision, strategy.settings.precision
-        )
+    mixed = None if ds_config_path is not None else {"fp32": "no"}.get(settings.precision, settings.precision)
+    block = _deepspeed_block(strategy, nodes, ds_config_path)
+    config = plain_config(strategy, nodes, "DEEPSPEED", mixed, deepspeed_config=block)
     if strategy.sequence_parallel > 1:
         config["parallelism_config"] = _parallelism_block(strategy, attention)
     return config
@@ -64,7 +47,7 @@ def accelerate_yaml(
 ) -> str:
     """The configuration as YAML text, with what to change by hand as comments."""
     config = accelerate_config(strategy, nodes, ds_config_path=ds_config_path, attention=attention)
-    lines = ["For: accelerate launch --config_file THIS train.py"]
+    lines = []
     if ds_config_path is not None:
         lines.append("ZeRO, precision, batch and clipping stand in the DeepSpeed file, and only there:")
         lines.append("Accelerate refuses zero_stage, gradient_*, offload_* and mixed_precision beside it.")
@@ -79,12 +62,11 @@ def accelerate_yaml(
         lines.append("zero3_init_flag: weights are divided as they are made, so no rank holds the model.")
     if nodes > 1:
         lines.append("deepspeed_multinode_launcher standard: a launcher on every node, no ssh between them.")
-        lines.append("On node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT")
     if strategy.sequence_parallel > 1:
         lines.append(
             "Sequence parallel: batches need position_ids; do not add --use_deepspeed, which drops it."
         )
-    return dump_yaml(config, header="\n".join(lines))
+    return yaml_text(config, nodes, lines)
 
 
 def _product(strategy: Strategy) -> str:

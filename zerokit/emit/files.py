@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.ddp_settings import ddp
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
-from zerokit.emit import ddp, fsdp2
+from zerokit.domain.training_settings import TORCH_NAMES
+from zerokit.emit import fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
 from zerokit.emit.deepspeed import emit_deepspeed, script_must, trainer_arguments
 from zerokit.values import frozen_dataclass
@@ -89,7 +91,6 @@ def _deepspeed_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> 
 
 
 def _fsdp2_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
-    del job, folder
     reasons: dict[str, str] = {}
     texts, names = {CODE_NAME: fsdp2.fully_shard_code(strategy)}, {"code": CODE_NAME}
     if fsdp2.is_said_by_accelerate(strategy):
@@ -101,7 +102,6 @@ def _fsdp2_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> Plan
 
 
 def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:
-    del job
     said = fsdp2.is_said_by_accelerate(strategy)
     return {
         "deepspeed_config": None,
@@ -109,10 +109,41 @@ def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:
     }
 
 
+_DDP_REASONS = {
+    "distributed_type": "MULTI_GPU: every GPU has the whole model, gradients are all-reduced; NO: one GPU",
+    "mixed_precision": "forward runs under autocast in it, on the weights as the script loads them",
+}
+"""Key of Accelerate's YAML -> why it has its value."""
+
+
 def _ddp_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
-    del job, folder
-    texts = {ACCELERATE_NAME: ddp.accelerate_yaml(strategy, nodes)}
-    return PlanFiles(texts=texts, names={"accelerate": ACCELERATE_NAME}, reasons=ddp.REASONS)
+    text = fsdp2.yaml_text(_ddp_config(strategy, nodes), nodes, [fsdp2.batch_line(strategy)])
+    names = {"accelerate": ACCELERATE_NAME}
+    return PlanFiles(texts={ACCELERATE_NAME: text}, names=names, reasons=_DDP_REASONS)
+
+
+def _ddp_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
+    """Accelerate's YAML of one GPU, or of several that each hold the whole model (accelerate 1.15,
+    commands/config/config_args.py)."""
+    settings, kind = ddp(strategy.settings), "MULTI_GPU" if strategy.world_size > 1 else "NO"
+    return fsdp2.plain_config(strategy, nodes, kind, settings.precision if settings.autocast else "no")
+
+
+def _ddp_must(strategy: Strategy, job: Job) -> list[str]:
+    """What only the script can do: load the weights in their dtype, and checkpoint."""
+    settings = ddp(strategy.settings)
+    dtype = TORCH_NAMES["fp32" if settings.weight_bytes == 4 else settings.precision]
+    todo = [f"load the weights with from_pretrained(…, dtype=torch.{dtype})"]
+    if settings.autocast:
+        where = f"a Trainer: --{settings.precision} True" if settings.by_trainer else "torch.autocast"
+        todo.append(f"run forward under autocast ({where})")
+    if strategy.checkpointing == "full":
+        reentrant = job.is_reentrant(settings)
+        todo.append(
+            "checkpoint: model.gradient_checkpointing_enable("
+            f'gradient_checkpointing_kwargs={{"use_reentrant": {reentrant}}})'
+        )
+    return todo
 
 
 _EMITTERS: Mapping[str, Emitter] = {
@@ -135,10 +166,10 @@ _EMITTERS: Mapping[str, Emitter] = {
         files=_ddp_files,
         config=lambda strategy, job, nodes: {
             "deepspeed_config": None,
-            "accelerate_config": ddp.accelerate_config(strategy, nodes),
+            "accelerate_config": _ddp_config(strategy, nodes),
         },
         arguments=trainer_arguments,
-        script_must=lambda strategy, job, launched: ddp.script_must(strategy, job),
+        script_must=lambda strategy, job, launched: _ddp_must(strategy, job),
         launched=False,
     ),
 }

@@ -64,12 +64,15 @@ def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
     return config
 
 
-def plain_config(strategy: Strategy, nodes: int, kind: str, mixed_precision: str) -> dict[str, Any]:
+def plain_config(
+    strategy: Strategy, nodes: int, kind: str, mixed_precision: str | None, **blocks: Any
+) -> dict[str, Any]:
     """What Accelerate's YAML says whatever trains; ``kind``: its ``distributed_type``."""
-    return {
+    config = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
         "distributed_type": kind,
+        **blocks,
         "downcast_bf16": "no",
         "enable_cpu_affinity": False,
         "machine_rank": 0,
@@ -81,6 +84,21 @@ def plain_config(strategy: Strategy, nodes: int, kind: str, mixed_precision: str
         "same_network": True,
         "use_cpu": False,
     }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def yaml_text(config: dict[str, Any], nodes: int, lines: list[str]) -> str:
+    """Such a configuration as YAML text, with what to change by hand as comments."""
+    if nodes > 1:
+        lines = [*lines, "On node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT"]
+    return dump_yaml(config, header="\n".join(["For: accelerate launch --config_file THIS train.py", *lines]))
+
+
+def batch_line(strategy: Strategy) -> str:
+    """The comment on what the script sets itself."""
+    settings = strategy.settings
+    each = f"{settings.micro_batch} per GPU, {settings.gradient_accumulation} accumulation"
+    return f"The script sets the batch: {each}."
 
 
 def reasons(config: Mapping[str, Any]) -> dict[str, str]:
@@ -92,9 +110,7 @@ def accelerate_yaml(strategy: Strategy, nodes: int) -> str:
     """The configuration as YAML text, with what to change by hand as comments."""
     settings = fsdp2(strategy.settings)
     lines = [
-        "For: accelerate launch --config_file THIS train.py",
-        "The script sets the batch: "
-        f"{settings.micro_batch} per GPU, {settings.gradient_accumulation} accumulation.",
+        batch_line(strategy),
         "The layers that are wrapped are the model's own (_no_split_modules); name others with",
         "fsdp_transformer_layer_cls_to_wrap.",
     ]
@@ -105,9 +121,7 @@ def accelerate_yaml(strategy: Strategy, nodes: int) -> str:
         lines.append("The script loads the weights on one rank of each node, as the plan says.")
     if settings.precision != "fp32" and not _is_mixed(strategy):
         lines.append(f"The script loads the weights in {settings.precision}, and they are trained in it.")
-    if nodes > 1:
-        lines.append("On node k add: --machine_rank k --main_process_ip HOST --main_process_port PORT")
-    return dump_yaml(accelerate_config(strategy, nodes), header="\n".join(lines))
+    return yaml_text(accelerate_config(strategy, nodes), nodes, lines)
 
 
 def trainer_config(strategy: Strategy) -> dict[str, Any]:
