@@ -10,9 +10,9 @@ import pytest
 import zerokit
 from tests.support.fsdp2_files import launched
 from tests.support.fsdp2_plans import write_fsdp2_plan
-from tests.support.fully_sharded import ALLOCATOR, GPU, PHASES
 from tests.support.packages import needs
 from tests.support.rehearsals import SCRIPTS, rehearse
+from tests.support.rehearsed_case import ALLOCATOR, GPU, PHASES
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.fsdp2 import accelerate_yaml

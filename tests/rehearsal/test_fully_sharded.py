@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fully_sharded import ALLOCATOR, CASES, GPU, PHASES, Case
+from tests.support.fully_sharded import CASES, Case
 from tests.support.packages import needs
 from tests.support.rehearsals import rehearse
+from tests.support.rehearsed_case import ALLOCATOR, GPU, PHASES
 from zerokit.catalog import profiles
 from zerokit.memory.estimate import estimate_traced
 

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
-from zerokit.catalog import gpus
+from tests.support.rehearsed_case import RehearsedCase
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
-from zerokit.domain.profile import Variant
-from zerokit.domain.strategy import Strategy
-
-GPU = "h100-sxm-80gb"
-ALLOCATOR = "expandable_segments:True"
-"""Without, a block keeps a remainder of up to 1 MiB, which no replay counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A model of the catalogue, ranks, and the script's options."""
-
-    model: str
-    ranks: int
-    options: str = ""
-
-    def value(self, option: str, default: str) -> str:
-        """What the options say after one of them."""
-        words = shlex.split(self.options)
-        return words[words.index(option) + 1] if option in words else default
+class Case(RehearsedCase):
+    """One row."""
 
     @property
     def job(self) -> Job:
@@ -42,18 +25,7 @@ class Case:
         return Job(seq_len=tokens)
 
     @property
-    def variant(self) -> Variant:
-        """Whose trace it takes."""
-        return Variant.of(self.job, self.strategy)
-
-    @property
-    def strategy(self) -> Strategy:
-        """How."""
-        checkpointing = "full" if "--checkpointing" in self.options else "none"
-        return Strategy(settings=self.fsdp2, data_parallel=self.ranks, checkpointing=checkpointing)
-
-    @property
-    def fsdp2(self) -> Fsdp2Settings:
+    def settings(self) -> Fsdp2Settings:
         """Its settings."""
         narrow = "--dtype bfloat16" in self.options and "--lora" not in self.options
         return Fsdp2Settings(
@@ -71,13 +43,7 @@ class Case:
             wrapping="accelerate" if "--accelerate" in self.options else "layers",
         )
 
-    @property
-    def cluster(self) -> Cluster:
-        """Where."""
-        return Cluster(gpu=gpus.load(GPU), gpus=self.ranks)
 
-
-PHASES = ("init", "forward", "backward", "step")
 CASES: dict[Case, tuple[int, int, int, int]] = {
     Case("llama-3.2-1b", 2, "--accelerate --tokens 2048"):
         (3_522_311_168, 14_351_101_440, 14_754_778_624, 9_953_716_736),

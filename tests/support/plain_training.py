@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
-from zerokit.catalog import gpus
+from tests.support.rehearsed_case import RehearsedCase
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.ddp_settings import DdpSettings
-from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
-from zerokit.domain.profile import Variant
-from zerokit.domain.strategy import Strategy
-
-GPU = "h100-sxm-80gb"
-ALLOCATOR = "expandable_segments:True"
-"""Without, a block keeps a remainder of up to 1 MiB, which no replay counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A model of the catalogue, ranks, and the script's options."""
-
-    model: str
-    ranks: int
-    options: str = ""
-
-    def value(self, option: str, default: str) -> str:
-        """What the options say after one of them."""
-        words = shlex.split(self.options)
-        return words[words.index(option) + 1] if option in words else default
+class Case(RehearsedCase):
+    """One row."""
 
     @property
     def job(self) -> Job:
@@ -46,18 +29,7 @@ class Case:
         )
 
     @property
-    def variant(self) -> Variant:
-        """Whose trace it takes."""
-        return Variant.of(self.job, self.strategy)
-
-    @property
-    def strategy(self) -> Strategy:
-        """How."""
-        checkpointing = "full" if "--checkpointing" in self.options else "none"
-        return Strategy(settings=self.ddp, data_parallel=self.ranks, checkpointing=checkpointing)
-
-    @property
-    def ddp(self) -> DdpSettings:
+    def settings(self) -> DdpSettings:
         """Its settings."""
         mixed, optim = self.value("--mixed", "bf16"), self.value("--optim", "adamw_torch_fused")
         weight_bytes = 4 if self.value("--dtype", "bfloat16") == "float32" else 2
@@ -76,13 +48,7 @@ class Case:
             by_trainer=True,
         )
 
-    @property
-    def cluster(self) -> Cluster:
-        """Where."""
-        return Cluster(gpu=gpus.load(GPU), gpus=self.ranks)
 
-
-PHASES = ("init", "forward", "backward", "step")
 CASES: dict[Case, tuple[int, int, int, int]] = {
     Case("llama-3.2-1b", 1, "--tokens 1024"):
         (2_471_629_824, 10_593_114_112, 11_004_392_960, 9_953_718_272),

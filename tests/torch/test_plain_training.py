@@ -10,7 +10,8 @@ import pytest
 
 import zerokit
 from tests.support.packages import needs
-from tests.support.plain_training import BY_TRL, CASES, GPU, PHASES, Case
+from tests.support.plain_training import BY_TRL, CASES, Case
+from tests.support.rehearsed_case import GPU, PHASES
 from zerokit.catalog import gpus, profiles
 from zerokit.domain.ddp_settings import DdpSettings
 from zerokit.domain.hardware import Cluster

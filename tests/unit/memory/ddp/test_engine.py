@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.plain_training import CASES, PHASES, Case
+from tests.support.plain_training import CASES, Case
+from tests.support.rehearsed_case import PHASES
 from zerokit.catalog import profiles
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
@@ -61,7 +62,7 @@ def test_norms_with_a_bias_need_a_trace_under_autocast() -> None:
 def test_settings_that_were_not_compared_are_refused(change: dict[str, str | None], words: str) -> None:
     case = Case("llama-3.2-1b", 1)
     assert not not_replayed(case.job, case.strategy)
-    strategy = replace(case.strategy, settings=replace(case.ddp, **change))
+    strategy = replace(case.strategy, settings=replace(case.settings, **change))
     assert not_replayed(case.job, strategy) == words
 
 
@@ -70,5 +71,5 @@ def test_jobs_that_were_not_compared_are_refused() -> None:
     assert not_replayed(case.job, case.strategy) == "quantised weights beside others in fp32"
     pairs = Job(seq_len=512, trainer="trl-dpo")
     assert not_replayed(pairs, case.strategy) == "a reference model"
-    divided = Strategy(settings=case.ddp, data_parallel=1, tensor_parallel=2)
+    divided = Strategy(settings=case.settings, data_parallel=1, tensor_parallel=2)
     assert not_replayed(Job(seq_len=512), divided) == "ranks that are not data-parallel alone"

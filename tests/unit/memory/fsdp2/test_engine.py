@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.fully_sharded import CASES, PHASES, Case
+from tests.support.fully_sharded import CASES, Case
+from tests.support.rehearsed_case import PHASES
 from zerokit.catalog import gpus, profiles
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.hardware import Cluster
@@ -86,7 +87,7 @@ def test_no_estimate_is_below_its_bound(case: Case) -> None:
 def test_a_node_holds_the_weights_once_where_one_rank_loads_them() -> None:
     """8,030,261,248 parameters (meta-llama/Llama-3.1-8B) in fp32, without those of the other seven ranks."""
     case = Case("llama-3.1-8b", 8, "--accelerate --tokens 512 --checkpointing --broadcast")
-    once = replace(case.strategy, settings=replace(case.fsdp2, loads_once=True))
+    once = replace(case.strategy, settings=replace(case.settings, loads_once=True))
     held = [
         estimate_traced(profile_of(case.model), case.job, strategy, case.cluster).host_bytes_per_node
         for strategy in (case.strategy, once)
@@ -111,7 +112,7 @@ def test_accelerate_groups_embedding_layers_and_the_tail() -> None:
         case = Case(name, 2, "--accelerate")
         trace = profile.traces["sdpa/16/none"][0]
         model = rank_model(profile, case.variant, trace)
-        groups = groups_of(model, case.fsdp2)
+        groups = groups_of(model, case.settings)
         layers = [group for group in groups if ".layers." in group.modules[0]]
         assert len(layers) == profile.hf_config["num_hidden_layers"]
         assert [group.modules for group in groups[len(layers) : -1]] == around
@@ -132,14 +133,14 @@ def test_what_was_not_compared_is_refused() -> None:
     job, strategy = case.job, case.strategy
     assert replayed(job, strategy)
     for refused in (
-        replace(strategy, settings=replace(case.fsdp2, precision="fp16")),
-        replace(strategy, settings=replace(case.fsdp2, optimizer="Adafactor")),
-        replace(strategy, settings=replace(case.fsdp2, replicas=3)),
+        replace(strategy, settings=replace(case.settings, precision="fp16")),
+        replace(strategy, settings=replace(case.settings, optimizer="Adafactor")),
+        replace(strategy, settings=replace(case.settings, replicas=3)),
         replace(strategy, data_parallel=2, tensor_parallel=2),
     ):
         assert not replayed(job, refused)
     assert not replayed(replace(job, loss="liger"), strategy)
-    assert not_replayed(job, replace(strategy, settings=replace(case.fsdp2, precision="fp16"))) == (
+    assert not_replayed(job, replace(strategy, settings=replace(case.settings, precision="fp16"))) == (
         "precision fp16"
     )
     assert not covers(profile_of("t5-base"), job, strategy)  # two lists of layers
