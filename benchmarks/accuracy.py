@@ -30,8 +30,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced, timeline_of
-from zerokit.memory.overlay import highest
-from zerokit.memory.rank_model import rank_model
+from zerokit.memory.rank_model import highest, rank_model
 from zerokit.memory.replay.step import RankBytes, rank_bytes
 from zerokit.trace.on_demand import complete
 

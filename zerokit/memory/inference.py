@@ -19,8 +19,7 @@ from zerokit.memory import card
 from zerokit.memory.components import Component, LazyMapping, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.overlay import highest, where
-from zerokit.memory.rank_model import Overlay, RankModel, rank_model
+from zerokit.memory.rank_model import Overlay, RankModel, highest, rank_model, where
 from zerokit.memory.replay.model_states import most_while_building, share_bytes
 from zerokit.memory.replay.partition import partition
 from zerokit.memory.replay.zero_3_parameters import Parameters

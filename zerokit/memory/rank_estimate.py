@@ -14,8 +14,7 @@ from zerokit.memory import card
 from zerokit.memory.components import Component, LazyMapping, by_key
 from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import loss_bytes
-from zerokit.memory.overlay import highest, where
-from zerokit.memory.rank_model import RankModel
+from zerokit.memory.rank_model import RankModel, highest, where
 from zerokit.memory.replay.step import Instant, RankBytes
 from zerokit.values import frozen_dataclass
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
+from operator import add
 
-from zerokit.domain.activations import ActivationTrace
+from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
@@ -338,3 +341,69 @@ class Overlay:
         """Marks while whose handling more is live than on the way to them, and how much."""
         pairs = zip(self.during, self.before, strict=True)
         return tuple((i, during) for i, (during, before) in enumerate(pairs) if during > before)
+
+
+_LAYER = re.compile(r"^(?:.*?\.)?(?:layers|layer|h|blocks|block)\.\d+(?=\.|$)")
+
+
+def block(size_bytes: int) -> int:
+    """What the caching allocator gives for a tensor (``kMinBlockSize``, c10/core/AllocatorConfig.h)."""
+    return -(-size_bytes // 512) * 512
+
+
+def layers_of(parameters: Iterable[Parameter]) -> tuple[str, ...]:
+    """The decoder layers, by the names of their modules, in order."""
+    matches = (_LAYER.match(parameter.name) for parameter in parameters)
+    return tuple(dict.fromkeys(match.group() for match in matches if match is not None))
+
+
+def stacks_of(parameters: Iterable[Parameter]) -> frozenset[str]:
+    """The lists that hold the layers."""
+    return frozenset(layer.rpartition(".")[0] for layer in layers_of(parameters))
+
+
+def embeddings_of(model: RankModel) -> tuple[str | None, str | None]:
+    """The input embedding and the head, by the names of their modules."""
+    layers = tuple(f"{layer}." for layer in layers_of(model.parameters))
+    names = [p.name for p in model.parameters if len(p.shape) == 2 and not p.name.startswith(layers)]
+    names = [name for name in names if ".lora_" not in name]
+    if not names:
+        return None, None
+    embedding = names[0].rpartition(".")[0]
+    tied = [alias for alias, name in model.profile.ties.items() if name == names[0]]
+    head = tied[-1] if tied else names[-1]
+    return embedding, head.rpartition(".")[0]
+
+
+def highest(activations: Pass, overlay: Overlay) -> float:
+    """The most live at once over the pass. Bytes."""
+    peaks, levels = activations.peaks, activations.levels
+    best = 0.0
+    if len(overlay.stretches) * 4 < len(peaks):
+        highest_known = activations.highest
+        for marks, level in overlay.stretches:
+            top = highest_known.get(marks)
+            if top is None:
+                top = highest_known[marks] = max(peaks[marks[0] : marks[1]])
+            if top + level > best:
+                best = top + level
+    else:
+        best = max(map(add, peaks, overlay.before))
+    for index, during in overlay.bursts:
+        total = levels[index] + during
+        if total > best:
+            best = total
+    return best
+
+
+def where(activations: Pass, overlay: Overlay) -> tuple[int, bool]:
+    """(mark, whether on the way to it rather than at it) of the highest instant."""
+    best, instant = -1.0, (0, True)
+    before = overlay.start
+    for index, (during, after) in enumerate(zip(overlay.during, overlay.after, strict=True)):
+        if activations.peaks[index] + before > best:
+            best, instant = activations.peaks[index] + before, (index, True)
+        if activations.levels[index] + during > best:
+            best, instant = activations.levels[index] + during, (index, False)
+        before = after
+    return instant

@@ -56,10 +56,10 @@ def plan(
     """
     from zerokit.notes import Note, notes_of
     from zerokit.planner.effects import unread
-    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.memory_source import silent, trace_command
     from zerokit.planner.plan_result import PlanResult, check_folder
     from zerokit.planner.request import resolve
+    from zerokit.planner.trainer_file import said_by_key
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -149,11 +149,10 @@ def estimate(
     from zerokit.notes import notes_of
     from zerokit.planner.accelerate_file import Fsdp2File, fsdp2_strategy
     from zerokit.planner.documents import Estimate, PlannedStrategy
-    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, refuse_errors_on
     from zerokit.planner.request import resolve
-    from zerokit.planner.trainer_file import given_strategy, notes_on
+    from zerokit.planner.trainer_file import given_strategy, notes_on, said_by_key
     from zerokit.search.explain import note_on_estimate, unsure_near_limit
     from zerokit.search.nearest import nearest_to
     from zerokit.search.plan import best_plan, estimate_strategy
@@ -221,9 +220,8 @@ def size(
 
     if file is None:
         return fewest(options, price=price, say=say)
-    from zerokit.planner.file_keys import said_by_key
     from zerokit.planner.options import given_options
-    from zerokit.planner.trainer_file import job_options, notes_on
+    from zerokit.planner.trainer_file import job_options, notes_on, said_by_key
     from zerokit.values import replace
 
     with said_by_key(file, options):

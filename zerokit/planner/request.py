@@ -29,7 +29,7 @@ from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
-from zerokit.search.engines import ANY_ENGINE, ENGINES
+from zerokit.search.engine import ANY_ENGINE, ENGINES
 from zerokit.search.space import Pins, Request, unmodelled_with_loss
 from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace

@@ -18,7 +18,7 @@ from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import refuse_other_engines, resolve
 from zerokit.search.close_calls import is_roomy, is_sure, remark
-from zerokit.search.engines import DIVIDING
+from zerokit.search.engine import DIVIDING
 from zerokit.search.explain import gpu_words, strategy_words
 from zerokit.suggest import alternatives
 from zerokit.units import GIB, counted, format_gib, format_seconds

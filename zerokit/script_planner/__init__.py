@@ -51,7 +51,7 @@ def plan_script(
     from zerokit.planner.request import refuse_other_engines
     from zerokit.rehearsal.zygote import Zygote
     from zerokit.script_planner.planning import ScriptPlanning
-    from zerokit.search.engines import DIVIDING
+    from zerokit.search.engine import DIVIDING
 
     if out is not None:
         check_folder(Path(out))

@@ -47,7 +47,7 @@ class Constants:
         checkpoint_seconds: host time more per checkpointed layer in the forward pass.
         stage3_launch_seconds, stage3_backward_seconds, stage3_recompute_seconds: on top of it per layer at
             stage 3, by pass (hooks, fetch, release).
-        gather_seconds: more per gather among several ranks (``zero_3_host``).
+        gather_seconds: more per gather among several ranks (``deepspeed_step.gathers``).
         stage3_step_seconds: host time of a stage-3 optimizer step per trainable tensor.
         persistent_gather_seconds: more per small tensor among several ranks.
         stage3_adapter_launch: factor of that with adapters: as many more modules have weights.

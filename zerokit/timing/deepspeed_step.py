@@ -10,13 +10,49 @@ from __future__ import annotations
 
 import math
 
-from zerokit.domain.deepspeed_settings import deepspeed
+from zerokit.domain.deepspeed_settings import ZeroSettings, deepspeed
+from zerokit.domain.model_shape import ModelShape, Stack
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
-from zerokit.timing import zero_3_host
 from zerokit.timing.collectives import Flow, Route
 from zerokit.timing.engine_step import EngineStep
 from zerokit.timing.spread import Spread
+
+_GATHERS_BEYOND = 3.0
+"""Of a layer and pass, once as many weights are live as may be."""
+_BUCKET_FILL = 1.2
+"""Gathers over bucketfuls: a parameter is not cut."""
+_NORM_KERNELS = 8.0
+_PLAIN_LAYER_KERNELS = 38.0
+"""Of a Llama layer, which has two norms; a further norm is eight kernels."""
+_QUERY_BIASES = ("qwen2",)
+"""Families whose queries, keys and values have biases, though their other products have none."""
+
+
+def gathers(shape: ModelShape, weights: float, zero: ZeroSettings) -> tuple[float, float]:
+    """Gathers of one micro-batch: in forward, and in backward.
+
+    Args:
+        weights: elements that the ranks hold together.
+    """
+    bucket = max(1, zero.prefetch_bucket_size)
+    live = min(weights, zero.max_live_parameters)
+    forward = _BUCKET_FILL * live / bucket + (1 - live / weights) * _GATHERS_BEYOND * shape.layers
+    cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
+    return forward, max(0.0, forward - _BUCKET_FILL * cached / bucket)
+
+
+def small_tensors(shape: ModelShape) -> float:
+    """Norms and biases of all layers: nearly all are below the persistence threshold."""
+    biases = 3 if shape.family.startswith(_QUERY_BIASES) else 0
+    return sum(stack.layers * (_norms_and_biases(stack, shape.gated) + biases) for stack in shape.stacks)
+
+
+def _norms_and_biases(stack: Stack, gated: bool) -> float:
+    if gated:
+        return 2 + max(0.0, stack.kernels - _PLAIN_LAYER_KERNELS) / _NORM_KERNELS
+    return 4 + len(stack.gemms)
+
 
 _FETCHED_MODULES = 8
 """Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
@@ -35,7 +71,7 @@ class DeepSpeedStep(EngineStep):
     def __init__(self, spread: Spread) -> None:
         super().__init__(spread)
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
-        self._small_tensors = zero_3_host.small_tensors(spread.shape)
+        self._small_tensors = small_tensors(spread.shape)
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """What crosses between data-parallel ranks."""
@@ -105,13 +141,13 @@ class DeepSpeedStep(EngineStep):
         if strategy.settings.weights_device != "none":
             weights = sum(2 * len(stack.gemms) + 1 for stack in self._shape.stacks) / len(self._shape.stacks)
             fetched = c.offload_fetch_seconds * weights
-        gathers = (0.0, 0.0)
+        paced = (0.0, 0.0)
         if strategy.zero_ranks > 1:
-            gathers = zero_3_host.gathers(self._shape, self._spread.rank_weights(strategy)[0], zero)
+            paced = gathers(self._shape, self._spread.rank_weights(strategy)[0], zero)
         per_gather = c.gather_seconds / self._shape.layers
         return (
-            modules * (c.stage3_launch_seconds + fetched) + gathers[0] * per_gather,
-            modules * (c.stage3_backward_seconds + fetched) + gathers[1] * per_gather,
+            modules * (c.stage3_launch_seconds + fetched) + paced[0] * per_gather,
+            modules * (c.stage3_backward_seconds + fetched) + paced[1] * per_gather,
             modules * (c.stage3_recompute_seconds + fetched),
         )
 

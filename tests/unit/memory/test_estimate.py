@@ -18,8 +18,7 @@ from zerokit.domain.phases import ESTIMATED_PHASES
 from zerokit.domain.profile import Variant
 from zerokit.domain.strategy import MemoryEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced
-from zerokit.memory.overlay import highest, where
-from zerokit.memory.rank_model import Overlay, rank_model
+from zerokit.memory.rank_model import Overlay, highest, rank_model, where
 from zerokit.memory.replay.step import RankBytes, compose, rank_bytes
 
 NAME = "llama-3.2-1b"

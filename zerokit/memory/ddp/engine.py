@@ -15,8 +15,7 @@ from zerokit.memory.components import Component, HostComponent
 from zerokit.memory.engine import Engine
 from zerokit.memory.host import process_bytes
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.model_parts import block, embeddings_of, layers_of
-from zerokit.memory.rank_model import Overlay, RankModel
+from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, layers_of
 from zerokit.memory.replay.model_states import Persistent, workspace_bytes
 from zerokit.memory.replay.optimizers import (
     client,

@@ -15,8 +15,7 @@ from zerokit.memory.fsdp2.groups import groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.model_parts import block, embeddings_of, stacks_of
-from zerokit.memory.rank_model import Overlay, RankModel
+from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
 from zerokit.memory.replay.model_states import Persistent, workspace_bytes
 from zerokit.memory.replay.optimizers import optimizer_name, optimizer_temporaries, optimizer_values
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes

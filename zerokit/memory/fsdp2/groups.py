@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.memory.model_parts import block, embeddings_of, layers_of
-from zerokit.memory.rank_model import DTYPE_BYTES, RankModel
+from zerokit.memory.rank_model import DTYPE_BYTES, RankModel, block, embeddings_of, layers_of
 from zerokit.values import frozen_dataclass
 
 _ADAPTED = "base_model.model."

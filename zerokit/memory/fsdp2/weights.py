@@ -19,8 +19,7 @@ from zerokit.memory.fsdp2.groups import (
     shares_of,
 )
 from zerokit.memory.ledger import Ledger
-from zerokit.memory.model_parts import block
-from zerokit.memory.rank_model import RankModel
+from zerokit.memory.rank_model import RankModel, block
 
 _IDLE, _IN_BACKWARD, _REDUCED = 0, 1, 2
 

@@ -14,8 +14,8 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.timing.constants import HUGGING_FACE, Calibration
+from zerokit.timing.deepspeed_step import gathers, small_tensors
 from zerokit.timing.step_time import TimeModel
-from zerokit.timing.zero_3_host import gathers, small_tensors
 
 ZERO_3 = replace(DEFAULT_ZERO, stage=3)
 
