@@ -14,9 +14,9 @@ from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
 from zerokit.notes import Note
 from zerokit.search.search import HOST_REASON, SearchResult
-from zerokit.search.space import MemoryModel, Pins, Request, unmodelled_with_loss
+from zerokit.search.space import MemoryModel
 from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
-from zerokit.values import frozen_dataclass, replace
+from zerokit.values import replace
 
 _SAME_MEMORY_BYTES = GIB // 20  # sizes here are shown to a tenth of a GiB
 _AS_FAST = 0.0005  # of a step: paces are shown to a tenth of a per cent
@@ -27,51 +27,6 @@ _WORTH_NAMING_SHARE = 0.1
 """Of a difference in memory, from which a part of it is named: a choice."""
 _WORTH_SAYING_SHARE = 0.01
 """Of a step, from which the time that the allocator's retries take is worth a remark: a choice."""
-
-
-@frozen_dataclass
-class ByScript:
-    """A way to divide the work that an unmodified script may not take.
-
-    Attributes:
-        needs: what the script must do.
-    """
-
-    name: str
-    option: str
-    needs: str
-
-    def searched(self, request: Request) -> Pins | None:
-        """The request's pins with this degree searched; None where it is fixed or searched already, or the
-        loss is not modelled with it."""
-        pins = request.pins
-        if self.option == "tp" and pins.tensor_parallel is None and not pins.search_tensor:
-            pins = replace(pins, search_tensor=True)
-        elif self.option == "sp" and pins.sequence_parallel is None and not pins.search_sequence:
-            pins = replace(pins, search_sequence=True)
-        else:
-            return None
-        return None if unmodelled_with_loss(request.job, request.shape, request.cluster, pins) else pins
-
-    def degree(self, strategy: Strategy) -> int:
-        """The strategy's degree."""
-        return strategy.tensor_parallel if self.option == "tp" else strategy.sequence_parallel
-
-
-BY_SCRIPT = (
-    ByScript(
-        name="tensor parallel",
-        option="tp",
-        needs="peers must read the same batch, as they do in an Accelerate or Trainer script; a raw "
-        "DeepSpeed script must ensure it",
-    ),
-    ByScript(
-        name="sequence parallel",
-        option="sp",
-        needs="needs an Accelerate or Trainer script whose batches carry position_ids",
-    ),
-)
-"""Pipelines, which the script builds, stand by themselves (``--pipeline-module``)."""
 
 
 def gpu_words(gpu: Gpu) -> str:

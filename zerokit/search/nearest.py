@@ -10,7 +10,7 @@ from typing import TypeVar
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.search.close_calls import remark
-from zerokit.search.explain import BY_SCRIPT, host_lack_words, strategy_words
+from zerokit.search.explain import host_lack_words, strategy_words
 from zerokit.search.remedies import REMEDIES, Remedy
 from zerokit.search.space import Pins, Request
 from zerokit.units import GIB, counted, format_gib
@@ -51,7 +51,6 @@ _FIXED = {
 """Option -> what it fixes of the strategy."""
 _SHORTEST_SEQUENCE, _EIGHTHS = 256, 8
 _ANY_HOST_BYTES = 1 << 62
-_ANY_FOLDER = "/nvme"
 _SMALLER_HOSTS = 4
 """How many times less host memory than the last plan takes is tried."""
 _MOST_DOUBLINGS, _MOST_GPUS = 8, 4096
@@ -136,47 +135,15 @@ def shorter_sequence(request: Request, works: Works) -> str | None:
     return f"⟨seq_len⟩ {steps * step}: {_words(fitting, request)}"
 
 
-def _remedied(remedy: Remedy) -> Callable[[Request, Works], str | None]:
-    def attempt(request: Request, works: Works) -> str | None:
-        changed = remedy.change(request)
-        if changed is None:
-            return None
-        instead = " without ⟨tp⟩ auto" if request.pins.search_tensor > changed.pins.search_tensor else ""
-        found = _first(request, works, [(f"{remedy.title}{instead}", changed)])
-        return found and f"{found}; {remedy.needs}"
-
-    return attempt
-
-
-_REMEDIES = tuple(_remedied(remedy) for remedy in REMEDIES if remedy.told != "size")
-
-
-def adapters(request: Request, works: Works) -> str | None:
-    """LoRA, or failing that QLoRA; of a served model quantised weights."""
-
-    def changes() -> Iterator[tuple[str, Request]]:
-        job = request.job
-        for bits in ("int8", "int4") if job.inference else ():
-            if job.quantization != bits:
-                yield f"⟨quant⟩ {bits}", replace(request, job=replace(job, quantization=bits))
-        for method in ("lora", "qlora") if not job.inference and job.method != "qlora" else ():
-            if job.method != method:
-                changed = replace(job, method=method, lora=job.adapters, quantization="none")
-                yield f"⟨method⟩ {method}", replace(request, job=changed)
-
-    return _first(request, works, changes())
-
-
-def more_parallel(request: Request, works: Works) -> str | None:
-    """Tensor or sequence parallel, which the script must do its part for."""
-    for way in BY_SCRIPT:
-        pins = way.searched(request)
-        candidate = works(replace(request, pins=pins)) if pins is not None else None
-        if candidate:
-            return (
-                f"⟨{way.option}⟩ {way.degree(candidate.strategy)}: {_words(candidate, request)}; {way.needs}"
-            )
-    return None
+def _remedied(request: Request, works: Works, *told: str) -> Iterator[str]:
+    """Each of the remedies that are told so after which something fits, in a sentence."""
+    for remedy in REMEDIES:
+        changed = remedy.change(request) if remedy.told in told else None
+        candidate = works(changed) if changed is not None else None
+        if changed is not None and candidate is not None:
+            instead = " without ⟨tp⟩ auto" if request.pins.search_tensor > changed.pins.search_tensor else ""
+            sentence = f"{remedy.titled(candidate)}{instead}: {_words(candidate, request)}"
+            yield "; ".join(filter(None, (sentence, remedy.needs)))
 
 
 def more_host_memory(request: Request, works: Works) -> str | None:
@@ -199,14 +166,6 @@ def _with_least_host(request: Request, works: Works) -> Candidate | None:
         candidate, least = smaller, smaller.memory.host_bytes_per_node
         smaller = works(_with_host(request, least - GIB))
     return smaller or candidate
-
-
-def nvme(request: Request, works: Works) -> str | None:
-    """Offload to a disk, where none was named."""
-    if request.cluster.nvme_path is not None or request.on_cpu:
-        return None
-    changed = replace(request, cluster=replace(request.cluster, nvme_path=_ANY_FOLDER))
-    return _first(request, works, [("⟨nvme⟩ DIR (on a local NVMe disk of every node)", changed)])
 
 
 def _with_host(request: Request, size: int) -> Request:
@@ -290,18 +249,24 @@ def _with_gpus(request: Request, gpus: int) -> Request:
 
 def first_change(request: Request, works: Works) -> str | None:
     """The option of the first kind of change after which something fits on the same GPUs."""
-    attempts = (*_REMEDIES, more_parallel, shorter_sequence, adapters)
-    sentence = next((sentence for attempt in attempts if (sentence := attempt(request, works))), None)
+
+    def sentences() -> Iterator[str | None]:
+        yield from _remedied(request, works, "first", "explained", "script")
+        yield shorter_sequence(request, works)
+        yield from _remedied(request, works, "adapters")
+
+    sentence = next(filter(None, sentences()), None)
     return None if sentence is None else sentence.partition(":")[0]
 
 
 def nearest_changes(request: Request, works: Works) -> list[str]:
     """Sentences: the smallest change of each kind after which something fits."""
-    attempts = (
-        unpinned, smaller_batch, *_REMEDIES, more_parallel, shorter_sequence, adapters, more_host_memory,
-        nvme, more_gpus,
+    sentences = (
+        unpinned(request, works), smaller_batch(request, works),
+        *_remedied(request, works, "first", "explained"), next(_remedied(request, works, "script"), None),
+        shorter_sequence(request, works), next(_remedied(request, works, "adapters"), None),
+        more_host_memory(request, works), *_remedied(request, works, "nvme"), more_gpus(request, works),
     )  # fmt: skip
-    sentences = (attempt(request, works) for attempt in attempts)
     return [sentence for sentence in sentences if sentence]
 
 

@@ -21,7 +21,7 @@ from zerokit.search.close_calls import NOISE, close_call, simplest, with_range
 from zerokit.search.deepspeed_space import refuse_placement
 from zerokit.search.engine import ANY_ENGINE, DIVIDING, engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
-from zerokit.search.remedies import Gain, faster_with, fastest_with_fewer, gains, on_loss
+from zerokit.search.remedies import REMEDIES, Gain, fastest_with_fewer, gains, on_loss
 from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
     Layout,
@@ -140,7 +140,8 @@ def check_batch(result: SearchResult, request: Request) -> None:
 
 
 def _divided_by_script(request: Request) -> str:
-    ways = [f"⟨{way.option}⟩ auto" for way in advice.BY_SCRIPT if way.searched(request) is not None]
+    by_script = (one for one in REMEDIES if one.told == "script" and one.change(request) is not None)
+    ways = [f"{one.title.partition(' ')[0]} auto" for one in by_script]
     return (
         f", or {' or '.join(ways)} if the script gives the ranks of one group the same batch" if ways else ""
     )
@@ -159,7 +160,7 @@ class Plan:
     Attributes:
         cluster: what the choice uses: less than there is where fewer GPUs are faster.
         gains_told: what the changes of the job that are told somewhere would gain (:class:`Remedy`).
-        by_script: sentences: what a script that does its part, or fewer GPUs, would gain.
+        with_fewer: a sentence: what fewer GPUs would gain, where all of them were asked for.
         advice_beside: sentences that the figures support, beside the gains that are told first.
         left_idle: where the choice uses fewer GPUs than there are, that it does; begins an assumption too.
     """
@@ -174,7 +175,7 @@ class Plan:
     cluster: Cluster
     assumptions: tuple[Note, ...]
     gains_told: Callable[[tuple[str, ...]], tuple[Gain, ...]] = lambda _: ()
-    by_script: Callable[[], tuple[str, ...]] = tuple
+    with_fewer: Callable[[], tuple[str, ...]] = tuple
     advice_beside: Callable[[tuple[Gain, ...]], tuple[Note, ...]] = lambda _: ()
     left_idle: str = ""
 
@@ -186,8 +187,9 @@ class Plan:
     @cached_property
     def faster_with(self) -> tuple[str, ...]:
         """Sentences: what would be faster and what it takes."""
-        told = sorted((*self.gains, *self.gains_told(("explained", "size"))), key=lambda gain: -gain.share)
-        return (*(gain.words for gain in told), *self.by_script())
+        others = self.gains_told(("explained", "size", "script", "pipeline"))
+        told = sorted((*self.gains, *others), key=lambda gain: -gain.share)
+        return (*(gain.words for gain in told), *self.with_fewer())
 
     @cached_property
     def advice(self) -> tuple[Note, ...]:
@@ -285,7 +287,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         left_idle=idle,
         assumptions=assumptions,
         gains_told=lambda told: gains(request, space, chosen, chosen_within, told),
-        by_script=lambda: (*faster_with(request, space, chosen), *_with_fewer(request, fewer, chosen)),
+        with_fewer=lambda: _with_fewer(request, fewer, chosen),
         advice_beside=lambda told: (
             *surer,
             *_advice(request, space, chosen, others, on_loss(space, chosen, told)),

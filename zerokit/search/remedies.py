@@ -6,6 +6,7 @@ the gain that a search with it finds.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 from zerokit.domain.client_optimizers import client_optimizer
@@ -15,11 +16,10 @@ from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.notes import Note
-from zerokit.search import explain as advice
 from zerokit.search.close_calls import NOISE
 from zerokit.search.explain import gain_words, share_words, strategy_words
 from zerokit.search.search import search
-from zerokit.search.space import Pins, Request, Space, divisors, layouts, unmodelled_with_loss
+from zerokit.search.space import Request, Space, unmodelled_with_loss
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
@@ -38,17 +38,27 @@ class Remedy:
     """A change of what was asked for.
 
     Attributes:
-        title: the options that ask for it.
+        title: the options that ask for it, with what the strategy ``s`` has of them.
         needs: what it changes, or what the script must do.
         change: the request with it; None: it is so already, or is not modelled here.
         told: ``first``: results stay those of the job, so it stands on the first screen; ``explained``: it
-            changes the numbers or what is trained; ``size``: how much is computed, or on how much.
+            changes the numbers or what is trained; ``size``: how much is computed, or on how much;
+            ``script``: how work is divided, which the script takes part in, and ``pipeline``, which it
+            builds; ``adapters`` and ``nvme``: only what makes a plan fit.
     """
 
     title: str
     needs: str
     change: Callable[[Request], Request | None]
     told: str = "explained"
+
+    def titled(self, candidate: Candidate) -> str:
+        """Its title, of a strategy that was found with it."""
+        return self.title.format(s=candidate.strategy)
+
+    def is_used(self, candidate: Candidate) -> bool:
+        """Whether a strategy takes it: a script that builds a pipeline may run without stages."""
+        return self.told != "pipeline" or candidate.strategy.pipeline_parallel > 1
 
 
 def _of_job(request: Request, **changes: object) -> Request:
@@ -78,9 +88,8 @@ def _bf16_states(request: Request) -> Request | None:
 def _fused_loss(request: Request) -> Request | None:
     if request.job.inference or request.job.loss != "standard":
         return None
-    fused = replace(_of_job(request, loss="chunked"), pins=replace(request.pins, search_tensor=False))
-    is_unknown = unmodelled_with_loss(fused.job, request.shape, request.cluster, fused.pins)
-    return None if is_unknown else fused
+    pins = replace(request.pins, search_tensor=False)
+    return _if_modelled(replace(_of_job(request, loss="chunked"), pins=pins))
 
 
 def _eight_bits(request: Request) -> Request | None:
@@ -128,6 +137,44 @@ def _twice_the_gpus(request: Request) -> Request | None:
         return None
     nodes = cluster.nodes if gpus // cluster.nodes <= cluster.gpu.max_gpus_per_node else 2 * cluster.nodes
     return replace(request, cluster=replace(cluster, gpus=gpus, nodes=nodes))
+
+
+def _divided(request: Request, degree: str, search: str) -> Request | None:
+    """With a degree searched that the script takes part in; None: it is fixed, or searched already."""
+    pins = request.pins
+    if request.cluster.gpus < 2 or getattr(pins, degree) is not None or getattr(pins, search):
+        return None
+    return _if_modelled(replace(request, pins=replace(pins, **{search: True})))
+
+
+def _if_modelled(request: Request) -> Request | None:
+    is_unknown = unmodelled_with_loss(request.job, request.shape, request.cluster, request.pins)
+    return None if is_unknown else request
+
+
+def _in_stages(request: Request) -> Request | None:
+    pins, is_causal = request.pins, request.shape.head == "causal"
+    if request.cluster.gpus < 2 or pins.pipeline_module or request.job.method != "full" or not is_causal:
+        return None
+    return _if_modelled(replace(request, pins=replace(pins, pipeline_module=True)))
+
+
+def _with_adapters(method: str, request: Request) -> Request | None:
+    job = request.job
+    if job.inference or job.method in ("qlora", method):
+        return None
+    return _of_job(request, method=method, lora=job.adapters, quantization="none")
+
+
+def _in_bits(kind: str, request: Request) -> Request | None:
+    is_other = request.job.inference and request.job.quantization != kind
+    return _of_job(request, quantization=kind) if is_other else None
+
+
+def _on_nvme(request: Request) -> Request | None:
+    if request.cluster.nvme_path is not None or request.on_cpu:
+        return None
+    return replace(request, cluster=replace(request.cluster, nvme_path="/nvme"))
 
 
 REMEDIES = (
@@ -186,6 +233,34 @@ REMEDIES = (
     ),
     Remedy(title="⟨lora_dropout⟩ 0", needs="adapters without dropout", change=_without_dropout),
     Remedy(title="⟨vision_tower⟩ frozen", needs="trains the language model alone", change=_frozen_tower),
+    Remedy(
+        title="⟨tp⟩ {s.tensor_parallel}",
+        needs="peers must read the same batch, as they do in an Accelerate or Trainer script; a raw "
+        "DeepSpeed script must ensure it",
+        change=lambda request: _divided(request, "tensor_parallel", "search_tensor"),
+        told="script",
+    ),
+    Remedy(
+        title="⟨sp⟩ {s.sequence_parallel}",
+        needs="needs an Accelerate or Trainer script whose batches carry position_ids",
+        change=lambda request: _divided(request, "sequence_parallel", "search_sequence"),
+        told="script",
+    ),
+    Remedy(
+        title="⟨pipeline_module⟩",
+        needs="needs a script that builds a DeepSpeed PipelineModule",
+        change=_in_stages,
+        told="pipeline",
+    ),
+    *(
+        Remedy(title=f"⟨{option}⟩ {kind}", needs="", change=functools.partial(change, kind), told="adapters")
+        for option, kinds, change in (
+            ("quant", ("int8", "int4"), _in_bits),
+            ("method", ("lora", "qlora"), _with_adapters),
+        )
+        for kind in kinds
+    ),
+    Remedy(title="⟨nvme⟩ DIR (on a local NVMe disk of every node)", needs="", change=_on_nvme, told="nvme"),
     Remedy(title="half of ⟨seq_len⟩", needs="shorter sequences", change=_half_as_long, told="size"),
     Remedy(title="twice the ⟨gpus⟩", needs="the same global batch", change=_twice_the_gpus, told="size"),
 )
@@ -202,8 +277,8 @@ class Gain:
     @property
     def words(self) -> str:
         """``29% faster with ⟨optimizer⟩ adamw_8bit (ZeRO-3, …): what it takes``."""
-        strategy = strategy_words(self.candidate.strategy)
-        return f"{share_words(self.share)} faster with {self.remedy.title} ({strategy}): {self.remedy.needs}"
+        with_it = f"{self.remedy.titled(self.candidate)} ({strategy_words(self.candidate.strategy)})"
+        return f"{share_words(self.share)} faster with {with_it}: {self.remedy.needs}"
 
 
 def gains(
@@ -211,13 +286,15 @@ def gains(
 ) -> tuple[Gain, ...]:
     """What each remedy would gain in tokens per second, most first; those within the noise left out.
 
-    Nothing of a script that was rehearsed: it computes what it does, whatever is asked for.
+    Of a script that was rehearsed only how work is divided: it computes what it does, whatever is asked for.
 
     Args:
         told: the remedies that are asked for, by where they are told.
     """
-    if not request.timed or request.job.inference or chosen.memory.basis == REHEARSED:
+    if not request.timed or request.job.inference:
         return ()
+    if chosen.memory.basis == REHEARSED:
+        told = tuple(one for one in told if one in ("script", "pipeline"))
     asked = _of_job(request.for_remarks(), global_batch=space.global_batch)
 
     def all_gains() -> Iterator[Gain]:
@@ -227,7 +304,7 @@ def gains(
                 continue
             tokens = changed.job.seq_len / asked.job.seq_len
             candidate = fastest(changed, chosen.time.step_seconds * tokens / (1 + NOISE))
-            if candidate is not None:
+            if candidate is not None and remedy.is_used(candidate):
                 share = chosen.time.step_seconds * tokens / candidate.time.step_seconds - 1
                 yield Gain(remedy=remedy, share=share, candidate=candidate)
 
@@ -255,58 +332,6 @@ def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[No
     else:
         text = f"⟨loss⟩ chunked (TRL) or liger (Trainer) {saves}"
     return (Note("fused-loss", text, "advice"),)
-
-
-_WORTH_SAYING_GAIN = 1.02
-"""How many times as fast a plan must be for a change of the script to be mentioned: a choice."""
-
-
-def faster_with(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
-    """What a script that does its part could gain: tensor and sequence parallel, pipelines."""
-    if request.cluster.gpus < 2 or request.job.inference or not request.timed:
-        return ()
-    space = replace(space, memory=request.memory.known())
-    faster = []
-    for way in advice.BY_SCRIPT:
-        pins = way.searched(request)
-        best = _fastest(space, pins, chosen) if pins is not None else None
-        if best is not None:
-            words = f"{way.name} {way.degree(best.strategy)} ({advice.strategy_words(best.strategy)})"
-            faster.append(
-                f"{advice.gain_words(best, chosen)} faster with {words}: {way.needs}; "
-                f"then plan with ⟨{way.option}⟩"
-            )
-    return (*faster, *_faster_pipeline(request, space, chosen))
-
-
-def _faster_pipeline(request: Request, space: Space, chosen: Candidate) -> tuple[str, ...]:
-    """What a script with a PipelineModule could gain."""
-    if request.pins.pipeline_module or request.job.method != "full" or request.shape.head != "causal":
-        return ()
-    with_pipeline = replace(request.pins, pipeline_module=True)
-    if unmodelled_with_loss(request.job, request.shape, request.cluster, with_pipeline):
-        return ()
-    best: Candidate | None = None
-    for degree in divisors(request.cluster.gpus)[1:]:
-        pins = replace(with_pipeline, pipeline_parallel=degree)
-        best = _fastest(space, pins, chosen, best) or best
-    if best is None:
-        return ()
-    s = best.strategy
-    return (
-        f"{advice.gain_words(best, chosen)} faster with {s.pipeline_parallel} pipeline stages "
-        f"(tensor parallel {s.tensor_parallel}, data parallel {s.data_parallel}, "
-        f"{s.settings.title}): needs a script that builds a DeepSpeed "
-        "PipelineModule; then plan with ⟨pipeline_module⟩",
-    )
-
-
-def _fastest(space: Space, pins: Pins, chosen: Candidate, best: Candidate | None = None) -> Candidate | None:
-    """The fastest under other pins, if it is clearly faster than the choice, and than ``best``."""
-    limit = best.time.step_seconds if best is not None else chosen.time.step_seconds / _WORTH_SAYING_GAIN
-    searched = frozenset(layouts(space.cluster, space.pins))  # the choice is the fastest of these
-    ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit, excluded=searched).ranked
-    return ranked[0] if ranked else None
 
 
 _PACE = {

@@ -144,7 +144,7 @@ def test_what_the_script_could_do_is_named_when_it_is_faster() -> None:
     gain = plain.chosen.time.step_seconds / asked.chosen.time.step_seconds - 1
     line = next(line for line in plain.faster_with if "⟨sp⟩" in line)
     degree = asked.chosen.strategy.sequence_parallel
-    assert line.startswith(f"{gain:.0%} faster with sequence parallel {degree}")
+    assert line.startswith(f"{gain:.0%} faster with ⟨sp⟩ {degree} ")
 
 
 def test_what_would_fit_with_the_scripts_help_is_named() -> None:
