@@ -451,7 +451,7 @@ def _listed(title: str, count: int, shown: Sequence[str]) -> list[str]:
 
 def _notes(assumptions: Sequence[Note], advice: Sequence[Note], room: int) -> tuple[list[str], list[str]]:
     """What was assumed and is worth knowing, and the line that closes the answer, in ``room`` lines: first
-    advice, then the assumptions from the last on, as warnings stand last, then minor notes."""
+    the assumptions from the last on, as warnings stand last, then advice, then minor notes."""
     worthy = answer.worth_a_look(assumptions)
     # why a stage that was not chosen would be worse belongs to the details
     first = [note for note in advice if note.id != "stage-3-takes-more"][:1]
@@ -466,7 +466,7 @@ def _notes(assumptions: Sequence[Note], advice: Sequence[Note], room: int) -> tu
 
     for closing in (paragraph(_CLOSING), []):
         shown = dict[str, str]()
-        for note in (*first, *reversed([one for one in worthy if one not in minor]), *minor):
+        for note in (*reversed([one for one in worthy if one not in minor]), *first, *minor):
             texts = (str(note), f"{note.short} …") if note.short else (str(note),)
             more = ({**shown, note: text} for text in texts)
             shown = next((one for one in more if _height([*listed(one), *closing]) <= room), shown)

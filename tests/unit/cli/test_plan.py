@@ -315,7 +315,9 @@ def test_a_plan_for_cpu_ranks_does_not_speak_of_kernel_launches(capsys: pytest.C
     """Of CPU ranks no step time is predicted, so nothing bounds it."""
     job = ["plan", "--model", str(TINY_LLAMA), "--gpus", "2", "--seq-len", "32", "--precision", "fp32"]
     said = "torch.compile, or a micro-batch above"
-    on_gpu = call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--gpu", "t4")[1]
+    on_gpu = call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--gpu", "t4", "--explain")[
+        1
+    ]
     assert said in " ".join(on_gpu.split())
     code, out, err = call(capsys, *job, "--micro-batch", "2", "--checkpointing", "none", "--device", "cpu")
     assert code == 0 and said not in out, err
