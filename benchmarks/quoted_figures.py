@@ -14,7 +14,6 @@ from typing import Any
 
 import zerokit
 from benchmarks import bare_loop_times, rehearsal_page, step_time
-from benchmarks.bare_loop_times import predicted_seconds
 from benchmarks.engines import jobs as engines
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
@@ -98,10 +97,10 @@ def published() -> Figures:
         name: _mean(said / run.seconds - 1 for run, said in found) for name, found in _published().items()
     }
     fsdp = [error for name, error in errors.items() if name != "megatron"]
-    alone = [_timed_errors(name) for name in ("quality", "quality-2gpu", "quality-2gpu-second")]
-    (own,) = {size(_mean(errors)) for errors in alone}
+    alone = [_mean(_timed_errors(name)) for name in ("quality", "quality-2gpu", "quality-2gpu-second")]
     return {
-        "megatron": size(errors["megatron"]), "low": size(min(fsdp)), "high": size(max(fsdp)), "own": own,
+        "megatron": size(errors["megatron"]), "low": size(min(fsdp)), "high": size(max(fsdp)),
+        "own": size(min(alone)), "four": size(max(alone)),
         "shared": size(statistics.mean(_timed_errors("h200-deepspeed"))),
     }  # fmt: skip
 
@@ -142,29 +141,14 @@ def best_of_three() -> Figures:
 
 
 def bare_loops() -> Figures:
-    """ZeRO-3 loops on two GPUs, predicted first; the steps of one run."""
-    first = {row["id"]: row["seconds_by_host_factor"] for row in rows(DATA / "zero-3-second-predicted.jsonl")}
+    """How much the steps of one ZeRO-3 run vary, and the probe's rounds beside them."""
     found = rows(DATA / "zero-3-second.jsonl")
-    then = [
-        rehearsal_page.at_factor(row["host_factor"], first[row["id"]]) / row["step_seconds_median"] - 1
-        for row in found
-    ]
     of_median = [seconds / row["step_seconds_median"] for row in found for seconds in row["step_seconds"]]
     rounds = [limit / row["host_factor"] for row in found for limit in row["host_factor_range"]]
     return {
-        "mean": size(_mean(then), 1), "worst": size(max(then, key=abs), 1),
-        "now": size(_mean(_loops_now("zero-3-second")), 1),
-        "worst_now": size(max(_loops_now("zero-3-second"), key=abs), 1),
         "below": size(1 - min(of_median)), "above": size(max(of_median) - 1),
         "low": f"{min(rounds):.1f}", "high": f"{max(rounds):.1f}",
     }  # fmt: skip
-
-
-def _loops_now(name: str) -> list[float]:
-    return [
-        bare_loop_times.predicted_seconds(row, row["host_factor"]) / row["step_seconds_median"] - 1
-        for row in rows(DATA / f"{name}.jsonl")
-    ]
 
 
 def choices() -> Figures:
@@ -345,10 +329,22 @@ def _line_of(page: str, name: str) -> list[float]:
 
 @cache
 def zero_3_waiting() -> Figures:
-    """How much longer ZeRO-3 took than ``plan`` says at the probe before each run."""
-    measured = [row for row in rows(DATA / "zero-3-waiting.jsonl") if "error" not in row]
-    longer = [row["step_seconds_median"] / predicted_seconds(row, row["host_factor"]) - 1 for row in measured]
-    return {"runs": str(len(longer)), "low": size(min(longer)), "high": size(max(longer))}
+    """ZeRO-3 beside a probe of the host, as predicted now, and before any was measured."""
+    now, earlier = (
+        [loop.error for loop in bare_loop_times.loops(rows(DATA / f"zero-3-{name}.jsonl"))]
+        for name in ("waiting", "second")
+    )
+    assert all(loop.is_inside for loop in bare_loop_times.loops(rows(DATA / "zero-3-waiting.jsonl")))
+    said = {row["id"]: row["seconds_by_host_factor"] for row in rows(DATA / "zero-3-waiting-predicted.jsonl")}
+    longer = [
+        row["step_seconds_median"] / rehearsal_page.at_factor(row["host_factor"], said[row["id"]]) - 1
+        for row in rows(DATA / "zero-3-waiting.jsonl")
+    ]
+    return {
+        "runs": str(len(now)), "mean": size(_mean(now), 1), "worst": size(max(now, key=abs), 1),
+        "low": size(min(longer)), "high": size(max(longer)),
+        "mean_before": size(_mean(earlier), 1), "worst_before": size(max(earlier, key=abs), 1),
+    }  # fmt: skip
 
 
 def engine_pairs() -> Figures:

@@ -95,13 +95,18 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
-        "{runs} runs of 0.5B to 8B parameters on two H200s took {low} to {high} % longer",
+        "{runs} runs of 0.5B to 8B parameters on two H200s, full and LoRA, with the host probed on both "
+        "ranks right before: mean error {mean} %, at most {worst} %, each within its range (`python -m "
+        "benchmarks.bare_loop_times benchmarks/measure/data/zero-3-waiting.jsonl`). Before the model was "
+        "corrected after them, they took {low} to {high} % longer than predicted. Eight earlier runs: "
+        "{mean_before} and {worst_before} %",
         figures.zero_3_waiting,
     ),
     (
         "docs/predictions.md",
         "Step times are within about {megatron} % on published Megatron-DeepSpeed runs on A100s, {low} to"
-        " {high} % on llm-foundry's on A100s and H100s, and {own} % on two and four H200s.",
+        " {high} % on llm-foundry's on A100s and H100s, and {own} to {four} % on two and four H200s, whose "
+        "hosts nobody had probed.",
         figures.published,
     ),
     (
@@ -111,13 +116,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
-        "predicted first and then measured: mean error {mean} %, at most {worst} %, and {now} and "
-        "{worst_now} % with the model of today",
-        figures.bare_loops,
-    ),
-    (
-        "docs/predictions.md",
-        "the steps of one run lie between {below} % below and {above} % above their median, and nine "
+        "The steps of one run lie between {below} % below and {above} % above their median, and nine "
         "tenths of the probe's rounds between {low} and {high} times theirs",
         figures.bare_loops,
     ),

@@ -40,6 +40,7 @@ MEGATRON = replace(
     stage3_backward_seconds=0.0,
     stage3_recompute_seconds=0.0,
     gather_seconds=0.0,
+    stage3_reduce_seconds=0.0,
     stage3_step_seconds=0.0,
     persistent_gather_seconds=0.0,
     step_launch_seconds=5e-3,

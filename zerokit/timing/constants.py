@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 
+from zerokit.timing.host_speed import USUAL
 from zerokit.values import frozen_dataclass, replace
 
 A100_PEAK_FLOPS = 312e12
@@ -47,10 +48,12 @@ class Constants:
         checkpoint_seconds: host time more per checkpointed layer in the forward pass.
         stage3_launch_seconds, stage3_backward_seconds, stage3_recompute_seconds: on top of it per layer at
             stage 3, by pass (hooks, fetch, release).
-        gather_seconds: more per gather among several ranks (``deepspeed_step.gathers``).
+        gather_seconds, stage3_reduce_seconds: more per gather and per reduction among several ranks
+            (``zero_3_host``).
         stage3_step_seconds: host time of a stage-3 optimizer step per trainable tensor.
-        persistent_gather_seconds: more per small tensor among several ranks.
-        stage3_adapter_launch: factor of that with adapters: as many more modules have weights.
+        persistent_gather_seconds: more per tensor that is gathered after it.
+        stage3_adapter_launch: factors of the first three with adapters: more modules have weights, and frozen
+            ones are gathered for recomputation and again after it.
         fsdp2_hook_seconds: host time more per group of FSDP2 and pass; ``fsdp2_gather_seconds``: more where
             it is gathered, and ``fsdp2_tensor_seconds`` per tensor of it.
         fsdp2_reduce_seconds, fsdp2_step_seconds: more per trainable tensor where gradients are reduced, and
@@ -112,9 +115,10 @@ class Constants:
     stage3_backward_seconds: float
     stage3_recompute_seconds: float
     gather_seconds: float
+    stage3_reduce_seconds: float
     stage3_step_seconds: float
     persistent_gather_seconds: float
-    stage3_adapter_launch: float
+    stage3_adapter_launch: tuple[float, float, float]
     fsdp2_hook_seconds: float
     fsdp2_gather_seconds: float
     fsdp2_tensor_seconds: float
@@ -178,7 +182,8 @@ HUGGING_FACE = Constants(
     reduce_bytes=8.0,
     # upcast, fp32 log-softmax, its gradient and the cast back: 56 at a vocabulary of 152 thousand
     logit_bytes=57.0,
-    # Host times are 1.5 times those of a quiet host (kernels.jsonl: a 2.1 GHz Xeon, 16 us a kernel): those
+    # Host times are those of the usual host, 1.5 times a quiet one's (kernels.jsonl: a 2.1 GHz Xeon, 16 us a
+    # kernel), and of the host lanes of six rehearsed loops at stages 1 and 2 (0.9 to 1.2 times): those
     # of the 45 runs that shared hosts by up to eight come out at twice.
     # Llama, 40 kernels forward: 0.65 ms alone; 1.56 backward, of which 45 of 103 kernels are those of
     # DeepSpeed's hooks on 9 gradients; 0.9 more when recomputing
@@ -195,17 +200,17 @@ HUGGING_FACE = Constants(
     adapter_launch=1.7,
     # 0.3 ms alone
     checkpoint_seconds=0.45e-3,
-    # 3.6 ms forward and 3.05 backward alone, where nothing is gathered (kernels.jsonl, 16 layers), taken 1.35
-    # times: fitted to four-GPU ZeRO-3 runs (1.2, 1.35 and 1.5 tried); the rest by rehearsals' host lanes
-    stage3_launch_seconds=4.9e-3,
-    stage3_backward_seconds=4.1e-3,
-    stage3_recompute_seconds=3.7e-3,
-    gather_seconds=0.23e-3,
-    stage3_step_seconds=0.14e-3,
-    persistent_gather_seconds=0.13e-3,
-    # 23 modules with weights in a Llama layer instead of 9. One rank: 2.1 times the time forward, 4.3
-    # backward (kernels-shared.jsonl); two CPU ranks: 2.1 to 3.5; two and four H200s: 3.2 to 4.9 (quality)
-    stage3_adapter_launch=3.0,
+    # least squares over the host lanes of 23 rehearsed loops (benchmarks/waiting_times.py --lanes), which
+    # they meet within 9 % in every phase
+    stage3_launch_seconds=4.55e-3,
+    stage3_backward_seconds=3.96e-3,
+    stage3_recompute_seconds=3.32e-3,
+    gather_seconds=0.29e-3,
+    stage3_reduce_seconds=0.23e-3,
+    stage3_step_seconds=0.08e-3,
+    persistent_gather_seconds=0.30e-3,
+    # six rehearsed loops with adapters, three recomputing: 3.0 to 3.2, 2.4 to 2.7, and 4.0 to 4.5
+    stage3_adapter_launch=(3.1, 2.5, 4.2),
     # one and a half times the host lanes of rehearsals of Llama layers 2,048 wide, 2 and 6 of them, on two
     # H200s (torch 2.13, Accelerate 1.15): a layer takes 3.2 ms more than without FSDP2, 2.4 of them with
     # gradients that are not reduced, 0.75 of those for each of two gathers of 9 tensors; 3 ms a step whatever
@@ -262,22 +267,19 @@ HUGGING_FACE = Constants(
 )
 
 
-HOST_FACTOR = 0.97
-"""Of the host that the constants' times are those of, over the reference host's (``host_speed``): at this,
-four bare loops under ZeRO-3 on two H200s with a probe before each step come out within 7 %. The small Llama's
-forward pass says 0.91: 1.5 times ``kernels.jsonl``'s 11.5 ms over the reference's 19 ms."""
 _OF_THE_HOST = (
     "launch_seconds", "hook_seconds", "offload_hook_seconds", "offload_fetch_seconds", "checkpoint_seconds",
     "stage3_launch_seconds", "stage3_backward_seconds", "stage3_recompute_seconds", "gather_seconds",
-    "stage3_step_seconds", "persistent_gather_seconds", "tensor_launch_seconds", "step_launch_seconds",
-    "tensor_step_seconds", "fsdp2_hook_seconds", "fsdp2_gather_seconds", "fsdp2_tensor_seconds",
-    "fsdp2_reduce_seconds", "fsdp2_step_seconds", "fsdp2_fixed_seconds",
+    "stage3_reduce_seconds", "stage3_step_seconds", "persistent_gather_seconds", "tensor_launch_seconds",
+    "step_launch_seconds", "tensor_step_seconds", "fsdp2_hook_seconds", "fsdp2_gather_seconds",
+    "fsdp2_tensor_seconds", "fsdp2_reduce_seconds", "fsdp2_step_seconds", "fsdp2_fixed_seconds",
 )  # fmt: skip
 
 
 def at_host(constants: Constants, factor: float) -> Constants:
-    """The constants on a host that takes ``factor`` times the reference host's seconds to issue work."""
-    scale = factor / HOST_FACTOR
+    """The constants on a host that takes ``factor`` times the reference host's seconds to issue work. Theirs
+    is the usual one."""
+    scale = factor / USUAL
     return replace(constants, **{name: scale * getattr(constants, name) for name in _OF_THE_HOST})
 
 

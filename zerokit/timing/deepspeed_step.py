@@ -11,51 +11,15 @@ from __future__ import annotations
 import math
 
 from zerokit.domain.deepspeed_settings import ZeroSettings, deepspeed
-from zerokit.domain.model_shape import ModelShape, Stack
+from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
 from zerokit.timing.collectives import Flow, Route
 from zerokit.timing.engine_step import EngineStep
 from zerokit.timing.spread import Spread
+from zerokit.timing.zero_3_host import Zero3Order
+from zerokit.values import frozen_dataclass
 
-_GATHERS_BEYOND = 3.0
-"""Of a layer and pass, once as many weights are live as may be."""
-_BUCKET_FILL = 1.2
-"""Gathers over bucketfuls: a parameter is not cut."""
-_NORM_KERNELS = 8.0
-_PLAIN_LAYER_KERNELS = 38.0
-"""Of a Llama layer, which has two norms; a further norm is eight kernels."""
-_QUERY_BIASES = ("qwen2",)
-"""Families whose queries, keys and values have biases, though their other products have none."""
-
-
-def gathers(shape: ModelShape, weights: float, zero: ZeroSettings) -> tuple[float, float]:
-    """Gathers of one micro-batch: in forward, and in backward.
-
-    Args:
-        weights: elements that the ranks hold together.
-    """
-    bucket = max(1, zero.prefetch_bucket_size)
-    live = min(weights, zero.max_live_parameters)
-    forward = _BUCKET_FILL * live / bucket + (1 - live / weights) * _GATHERS_BEYOND * shape.layers
-    cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-    return forward, max(0.0, forward - _BUCKET_FILL * cached / bucket)
-
-
-def small_tensors(shape: ModelShape) -> float:
-    """Norms and biases of all layers: nearly all are below the persistence threshold."""
-    biases = 3 if shape.family.startswith(_QUERY_BIASES) else 0
-    return sum(stack.layers * (_norms_and_biases(stack, shape.gated) + biases) for stack in shape.stacks)
-
-
-def _norms_and_biases(stack: Stack, gated: bool) -> float:
-    if gated:
-        return 2 + max(0.0, stack.kernels - _PLAIN_LAYER_KERNELS) / _NORM_KERNELS
-    return 4 + len(stack.gemms)
-
-
-_FETCHED_MODULES = 8
-"""Of a layer, fetched apart where prefetching does not join them: about its linear modules and norms."""
 _STAGE_0_STEP_SHARE = 18 / 4
 """Kernels of a tensor's step over those at stage 0, which keeps its gradients flat: norm and clipping alone
 (runtime/bf16_optimizer.py:384)."""
@@ -65,13 +29,23 @@ _STAGE_0_HOOK_SHARE = 2 / 5
 """Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
 
 
+@frozen_dataclass
+class _Zero3Counts:
+    """Gathers and reductions of a micro-batch at stage 3, and gathers after an optimizer step."""
+
+    forward: float
+    backward: float
+    reductions: float
+    persistent: int
+
+
 class DeepSpeedStep(EngineStep):
     """DeepSpeed's part."""
 
     def __init__(self, spread: Spread) -> None:
         super().__init__(spread)
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
-        self._small_tensors = small_tensors(spread.shape)
+        self._counted: dict[tuple[int, ZeroSettings], _Zero3Counts] = {}
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """What crosses between data-parallel ranks."""
@@ -101,7 +75,7 @@ class DeepSpeedStep(EngineStep):
                         overlapped_at_end=zero.overlaps)  # fmt: skip
         if zero.stage == 2:
             return Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
-        reduce = way.seconds(gradients, messages=messages)
+        reduce = way.seconds(gradients, messages=round(self._zero_3(strategy).reductions))
         return self._stage_3(strategy, way, weights, reduce)
 
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> Flow:
@@ -109,47 +83,66 @@ class DeepSpeedStep(EngineStep):
         element_bytes = self._spread.weight_bytes * strategy.settings.parameter_bytes / 2
         cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
         gathers = (2 * weights - cached) * element_bytes
-        gather_way = way
+        counts = self._zero_3(strategy)
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
             inner = self._spread.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
-            first = way.seconds(
-                weights * element_bytes, messages=self._fetches(weights, zero.prefetch_bucket_size)
-            )
-            second = inner.seconds((weights - cached) * element_bytes, messages=self._shape.layers)
+            first = way.seconds(weights * element_bytes, messages=math.ceil(counts.forward))
+            again = math.ceil(counts.backward) or 1
+            second = inner.seconds((weights - cached) * element_bytes, messages=again)
             return Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
         if zero.zero_quantized_weights:
             gathers /= _QUANTIZED_GATHER
         if zero.zero_quantized_gradients:
             reduce /= _QUANTIZED_REDUCE
-        fetches = 2 * self._fetches(weights, zero.prefetch_bucket_size)
-        per_micro = gather_way.seconds(gathers, messages=fetches) + reduce
+        per_micro = way.seconds(gathers, messages=math.ceil(counts.forward + counts.backward)) + reduce
         return Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
 
-    def _fetches(self, weights: float, prefetch_elements: int) -> int:
-        """Gathers of one pass: prefetching joins parameters up to its bucket."""
-        largest = max(1, max(prefetch_elements, weights / max(1, _FETCHED_MODULES * self._shape.layers)))
-        return max(1, math.ceil(weights / largest))
+    def _zero_3(self, strategy: Strategy) -> _Zero3Counts:
+        zero, parts = deepspeed(strategy.settings).zero, strategy.tensor_parallel
+        found = self._counted.get((parts, zero))
+        if found is None:
+            full = self._job.method == "full"
+            order = Zero3Order(self._shape, parts, None if full else self._job.lora or Lora())
+            forward, backward = order.gathers(zero)
+            trainable = self._spread.rank_weights(strategy)[1]
+            found = self._counted[parts, zero] = _Zero3Counts(
+                forward=forward,
+                backward=backward,
+                reductions=order.reductions(zero) if full else max(1.0, trainable / zero.reduce_bucket_size),
+                persistent=order.persistent(zero),
+            )
+        return found
 
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer at stage 3: forward, backward, recomputation."""
         if not strategy.settings.divides_weights:
             return 0.0, 0.0, 0.0
-        c, zero = self._constants, deepspeed(strategy.settings).zero
-        modules = c.stage3_adapter_launch if self._job.method != "full" else 1.0
+        c = self._constants
+        modules = c.stage3_adapter_launch if self._job.method != "full" else (1.0, 1.0, 1.0)
         fetched = 0.0
         if strategy.settings.weights_device != "none":
             weights = sum(2 * len(stack.gemms) + 1 for stack in self._shape.stacks) / len(self._shape.stacks)
             fetched = c.offload_fetch_seconds * weights
-        paced = (0.0, 0.0)
+        forward = backward = 0.0
         if strategy.zero_ranks > 1:
-            paced = gathers(self._shape, self._spread.rank_weights(strategy)[0], zero)
-        per_gather = c.gather_seconds / self._shape.layers
+            counts, layers = self._zero_3(strategy), self._shape.layers
+            forward = c.gather_seconds * counts.forward / layers
+            backward = c.gather_seconds * counts.backward / layers
+            backward += c.stage3_reduce_seconds * counts.reductions / layers
         return (
-            modules * (c.stage3_launch_seconds + fetched) + paced[0] * per_gather,
-            modules * (c.stage3_backward_seconds + fetched) + paced[1] * per_gather,
-            modules * (c.stage3_recompute_seconds + fetched),
+            modules[0] * (c.stage3_launch_seconds + fetched) + forward,
+            modules[1] * (c.stage3_backward_seconds + fetched) + backward,
+            modules[2] * (c.stage3_recompute_seconds + fetched),
         )
+
+    def waits(self, strategy: Strategy) -> float:
+        """How often a micro-batch's host waits for all ranks: at stage 3 for a gather or a reduction that is
+        not done, two behind the one it issues (partitioned_param_coordinator.py:405, stage3.py, 0.19.8)."""
+        if not strategy.settings.divides_weights or strategy.zero_ranks == 1:
+            return 0.0
+        counts = self._zero_3(strategy)
+        return counts.forward + counts.backward + counts.reductions
 
     def reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
@@ -189,8 +182,8 @@ class DeepSpeedStep(EngineStep):
             kernels = c.tensor_step_seconds * self._spread.tensors(strategy) / ranks
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         kernels = max(kernels, c.adam_bytes * on_gpu / self._hbm)
-        if settings.divides_weights and strategy.zero_ranks > 1 and self._job.method == "full":
-            kernels += c.persistent_gather_seconds * self._small_tensors
+        if settings.divides_weights and strategy.zero_ranks > 1:
+            kernels += c.persistent_gather_seconds * self._zero_3(strategy).persistent
         return self._sub_groups(strategy) * c.step_launch_seconds + kernels
 
     def flattened(self, strategy: Strategy) -> float:

@@ -34,6 +34,10 @@ class EngineStep(ABC):
         """How often gradients are reduced, per micro-batch."""
         return 1 / strategy.settings.gradient_accumulation
 
+    def waits(self, strategy: Strategy) -> float:
+        """How often the host waits for all ranks, per micro-batch."""
+        return 0.0
+
     def hooks(self, strategy: Strategy) -> float:
         """Host time of Python's hooks on gradients, per micro-batch."""
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,16 @@ REFERENCE_SECONDS: Mapping[str, float] = {
 ``F.linear``, of 200 in a row, all 64 by 64, bf16; forward and backward of a Llama of 16 layers of width 256
 with one row of 64 tokens, in bf16 (Transformers 5.17)."""
 
-FASTEST, SLOWEST = 0.56, 1.64
-"""Hosts of H200s that were probed. Nine tenths of a run's rounds were above 0.56 on the fastest (``qwen.dpo``
-of ``script-times-second.jsonl``). The slowest probe of some seconds took 1.64, between two of 0.72 and 1.30
-on the same host; the slowest of whole runs 1.49 (``bare-loops-2gpu.jsonl``, ``zero-3-pilot.jsonl``)."""
+FASTEST, SLOWEST = 0.48, 1.64
+"""Hosts of H200s that were probed. Nine tenths of a run's rounds were above 0.48 on the fastest
+(``zero-3-second.jsonl``, its probe taken as below). The slowest probe of some seconds took 1.64, between two
+of 0.72 and 1.30 on the same host; the slowest of whole runs 1.47 (``zero-3-waiting.jsonl``)."""
 
-USUAL = 0.88
-"""Of a host that nobody has probed: the middle of 43 runs with a probe beside them, on hosts of H200s
-(``bare-loops-2gpu.jsonl``, ``zero-3-*.jsonl`` and ``script-times*.jsonl`` of ``benchmarks/measure/data``)."""
+USUAL = 0.76
+"""Of a host that nobody has probed: the middle of 13 series of runs with a probe beside them, on hosts of
+H200s, each of which counts once: 0.60 to 1.08 (``bare-loops-2gpu.jsonl``, ``zero-3-*.jsonl`` and
+``script-times*.jsonl`` of ``benchmarks/measure/data``). Probes between steps of ZeRO-3 ran through the linear
+that ``zero.Init`` leaves behind, and count 1.27 times less."""
 
 
 @frozen_dataclass
@@ -60,17 +63,23 @@ _USUAL_SPREAD = 1.3
 (``script-times*.jsonl`` of ``benchmarks/measure/data``)."""
 
 
-def of_slowest_usually(factor: float, ranks: int) -> float:
-    """:func:`of_slowest` on a host whose factor alone is known."""
-    return of_slowest(HostSpeed(factor=factor, source="", high=_USUAL_SPREAD * factor), ranks)
+def of_slowest_usually(
+    factor: float, ranks: int, interval_seconds: float | None = None, high: float | None = None
+) -> float:
+    """:func:`of_slowest` on a host of which little more than its factor is known."""
+    host = HostSpeed(factor=factor, source="", high=high or _USUAL_SPREAD * factor)
+    return of_slowest(host, ranks, interval_seconds)
 
 
 _SHORT_SPREAD = 1.83
 """The spread of one layer's milliseconds over that of whole rounds of the probe, which are 32 of them in two
 threads: the mean of 14 ranks on two H200s (``zero-3-waiting.jsonl``), 0.23 and 0.13 of their means."""
+_WIDEST_SPREAD = 1.45
+"""``HostSpeed.high`` over ``factor`` of ranks in training at most: 1.10 to 1.44 by 15 probes on all ranks
+without pause (``zero-3-waiting.jsonl``). One that paused saw 1.86 on a host of four H100s."""
 _SETTLING_SECONDS = 0.02
 """How long a core stays slow or fast: there the layers' times 16 ms apart are correlated by 0.35."""
-_DRAWS = 200
+_DRAWS = 201
 
 
 def of_slowest(host: HostSpeed, ranks: int, interval_seconds: float | None = None) -> float:
@@ -91,17 +100,24 @@ def of_slowest(host: HostSpeed, ranks: int, interval_seconds: float | None = Non
     """
     if ranks < 2 or host.high is None:
         return host.factor
-    from statistics import NormalDist  # a rehearsal's alone: a plan starts without it
-
-    normal = NormalDist()
-    most = normal.inv_cdf(_ROUNDS_BELOW_HIGH)
+    most, draws = _slowest_draws(ranks)
     spread = math.log(host.high / host.factor) / most
     short = _SHORT_SPREAD * math.sqrt(_left_in_mean(interval_seconds)) if interval_seconds else 0.0
     if short <= 1:
-        return host.factor * math.exp(spread * min(most, normal.inv_cdf(math.pow(0.5, 1 / ranks))))
+        return host.factor * math.exp(spread * draws[_DRAWS // 2])
+    spread = min(spread, math.log(_WIDEST_SPREAD) / most)
+    return host.factor * sum(math.exp(short * spread * at) for at in draws) / _DRAWS
+
+
+@functools.lru_cache(maxsize=64)
+def _slowest_draws(ranks: int) -> tuple[float, Sequence[float]]:
+    """Standard deviations of the probe's upper end, and of the largest of so many ranks' draws, rising."""
+    from statistics import NormalDist  # few plans ask for it
+
+    normal = NormalDist()
+    most = normal.inv_cdf(_ROUNDS_BELOW_HIGH)
     shares = ((draw + 0.5) / _DRAWS for draw in range(_DRAWS))
-    slowest = (min(most, normal.inv_cdf(math.pow(share, 1 / ranks))) for share in shares)
-    return host.factor * sum(math.exp(short * spread * at) for at in slowest) / _DRAWS
+    return most, [min(most, normal.inv_cdf(math.pow(share, 1 / ranks))) for share in shares]
 
 
 def _left_in_mean(interval_seconds: float) -> float:

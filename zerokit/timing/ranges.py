@@ -87,8 +87,8 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
     yield Unmeasured(
         name="the host's speed, which varies," if probed else "the host's speed",
         told_by=None if probed else "`zerokit doctor --measure` on the GPU machine",
-        fast=_with(model, replace(calibration, host_factor=low)),
-        slow=_with(model, replace(calibration, host_factor=high)),
+        fast=_with(model, _at_host(calibration, low)),
+        slow=_with(model, _at_host(calibration, high)),
     )  # fmt: skip
     if (
         cluster.nodes > 1
@@ -120,6 +120,13 @@ def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
                 fast=_with(model, _offloading(model, _ADAM_RATES[1], _COPIES)),
                 slow=_with(model, _offloading(model, _ADAM_RATES[0], 1 / _COPIES)),
             )  # fmt: skip
+
+
+def _at_host(calibration: Calibration, factor: float) -> Calibration:
+    """On a host of this speed, whose ranks wait for each other as long as on the one that was probed."""
+    probed, slowest = calibration.host_factor, calibration.host_factor_high
+    high = factor * slowest / probed if probed and slowest else None
+    return replace(calibration, host_factor=factor, host_factor_high=high)
 
 
 def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> tuple[float, float] | None:
@@ -170,7 +177,7 @@ def _with(model: TimeModel, calibration: Calibration) -> TimeModel:
 def _merged(onto: Calibration, base: Calibration, changed: Calibration) -> Calibration:
     """``onto`` with what ``changed`` has otherwise than ``base``."""
     names = (
-        "host_factor", "network_bytes_per_second", "host_to_device_bytes_per_second",
+        "host_factor", "host_factor_high", "network_bytes_per_second", "host_to_device_bytes_per_second",
         "device_to_host_bytes_per_second", "cpu_adam_parameters_per_second", "nvme_bytes_per_second",
     )  # fmt: skip
     values = {name: getattr(changed, name) for name in names}

@@ -20,6 +20,7 @@ from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants, at_host
 from zerokit.timing.engine_step import EngineStep
+from zerokit.timing.host_speed import USUAL, of_slowest_usually
 from zerokit.timing.kernel_times import KernelTimes
 from zerokit.timing.spread import Spread
 from zerokit.values import frozen_dataclass
@@ -394,11 +395,13 @@ class TimeModel:
             engine = self.traffic.engine(strategy)
             backward += engine.gradients(strategy)
             hooks = engine.hooks(strategy)
+        host_forward, host_backward = count * launch, passes * count * launch_backward + hooks
+        slowest = self._slowest_rank(strategy, host_forward + host_backward)
         # CPU ranks launch on the cores that compute: one after the other
         power = 1.0 if self.cluster.gpu.name == "cpu" else c.launch_join
         layer_seconds = (
-            _join(forward + part * crossing, count * launch, power),
-            _join(backward + (1 - part) * crossing, passes * count * launch_backward + hooks, power),
+            _join(forward + part * crossing, slowest * host_forward, power),
+            _join(backward + (1 - part) * crossing, slowest * host_backward, power),
         )
         factor = self.calibration.layer_factor(
             self.shape.hidden, strategy.tensor_parallel, self.kernels.tokens(self.shape.stacks[0], strategy)
@@ -414,6 +417,18 @@ class TimeModel:
             gpu_seconds=(forward + backward) * factor + head_forward + head_backward,
             exchange_seconds={kind: seconds * factor for kind, seconds in exchange.items()},
             head_seconds=sum(head_seconds),
+        )
+
+    def _slowest_rank(self, strategy: Strategy, host_seconds: float) -> float:
+        """How many times a host's seconds of a micro-batch pass while its ranks wait for each other."""
+        waits = self.traffic.engine(strategy).waits(strategy)
+        if not waits:
+            return 1.0
+        known = self.calibration
+        factor = known.host_factor or USUAL
+        return (
+            of_slowest_usually(factor, strategy.world_size, host_seconds / waits, high=known.host_factor_high)
+            / factor
         )
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:

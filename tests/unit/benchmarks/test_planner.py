@@ -58,7 +58,7 @@ def test_regret_on_published_runs_with_catalogue_constants() -> None:
     ("rows", "bar"),
     [
         ("kernels", 0.04),
-        ("quality", 0.12),
+        ("quality", 0.13),  # nobody probed its hosts, which were fast
         ("quality-2gpu", 0.10),
         ("quality-2gpu-second", 0.10),
         ("h200-deepspeed", 0.18),

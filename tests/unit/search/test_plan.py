@@ -92,7 +92,7 @@ def test_pipelines_appear_only_when_asked_for() -> None:
     request = replace(request, cluster=replace(request.cluster, network_bytes_per_second=50e9))
     plain = make_plan(request)
     assert plain.chosen.strategy.pipeline_parallel == 1
-    assert plain.faster_with and "PipelineModule" in plain.faster_with[0]
+    assert any("PipelineModule" in change for change in plain.faster_with)
     asked = make_plan(replace(request, pins=Pins(pipeline_module=True)))
     assert asked.chosen.strategy.pipeline_parallel > 1
     assert asked.chosen.time.step_seconds < plain.chosen.time.step_seconds

@@ -65,7 +65,7 @@ def model_for(case: tuple[str, int, int, int, str, int, bool], host: Calibration
 
 @pytest.mark.parametrize("case", MEASURED, ids=str)
 def test_a_step_takes_what_it_took(case: tuple[str, int, int, int, str, int, bool]) -> None:
-    assert told(case, model_for(case, HOST))[1] == pytest.approx(MEASURED[case], rel=0.13)
+    assert told(case, model_for(case, HOST))[1] == pytest.approx(MEASURED[case], rel=0.18)
 
 
 @pytest.mark.parametrize("case", PACED_BY_HOST, ids=str)

@@ -106,10 +106,10 @@ def test_an_nvme_disk_that_nobody_measured_is_said_and_widens_the_range() -> Non
 
 
 def test_a_plan_says_when_a_slow_network_would_change_the_choice() -> None:
-    plan = zerokit.plan(params="70b", gpus=16, gpu="a100-80gb")
+    plan = zerokit.plan(params="13b", gpus=16, gpu="a100-80gb")
     said = [line for line in plan.advice if "decides between the choice" in line]
     assert said and "the network" in said[0] and "network" in said[0]
-    known = zerokit.plan(params="70b", gpus=16, gpu="a100-80gb", network="200GB")
+    known = zerokit.plan(params="13b", gpus=16, gpu="a100-80gb", network="200GB")
     assert not [line for line in known.advice if line.startswith("the network decides")]
 
 
