@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerokit.errors import InputError
+from zerokit.fields import first
+
 if TYPE_CHECKING:
     from zerokit.planner.documents import Estimate
     from zerokit.planner.memory_source import Say
@@ -32,6 +35,19 @@ def without_collecting() -> Iterator[None]:
     finally:
         if collected:
             gc.enable()
+
+
+@contextmanager
+def _said_by_key(file: TrainerFile | None, typed: Mapping[str, Any]) -> Iterator[None]:
+    """Words a refusal of a value that the file gives, and nobody typed, with the file's key in place of the
+    argument."""
+    try:
+        yield
+    except InputError as error:
+        name = first(error.marked) or ""
+        if file is not None and name in file.keys and not typed.get(name):
+            error.reword(f"{file.path}: {error.marked.replace(f'⟨{name}⟩', file.keys[name])}")
+        raise
 
 
 @without_collecting()
@@ -59,7 +75,6 @@ def plan(
     from zerokit.planner.memory_source import silent, trace_command
     from zerokit.planner.plan_result import PlanResult, check_folder
     from zerokit.planner.request import resolve
-    from zerokit.planner.trainer_file import said_by_key
     from zerokit.search.plan import make_plan, make_space
     from zerokit.values import replace
 
@@ -71,7 +86,7 @@ def plan(
 
         requested = merged(recipe, options, overrides)
         before = script_before(recipe, overrides, options, requested)
-    with said_by_key(file, options):
+    with _said_by_key(file, options):
         if file is not None:
             from zerokit.planner.trainer_file import job_options, notes_on
 
@@ -152,13 +167,13 @@ def estimate(
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, refuse_errors_on
     from zerokit.planner.request import resolve
-    from zerokit.planner.trainer_file import given_strategy, notes_on, said_by_key
+    from zerokit.planner.trainer_file import given_strategy, notes_on
     from zerokit.search.explain import note_on_estimate, unsure_near_limit
     from zerokit.search.nearest import nearest_to
     from zerokit.search.plan import best_plan, estimate_strategy
     from zerokit.values import replace
 
-    with said_by_key(file, options):
+    with _said_by_key(file, options):
         field, given, options = given_strategy(options, deepspeed=deepspeed, accelerate=accelerate, file=file)
         resolved = resolve(options, single=True, file=given is not None, say=say or silent)
     request = resolved.request
@@ -221,10 +236,10 @@ def size(
     if file is None:
         return fewest(options, price=price, say=say)
     from zerokit.planner.options import given_options
-    from zerokit.planner.trainer_file import job_options, notes_on, said_by_key
+    from zerokit.planner.trainer_file import job_options, notes_on
     from zerokit.values import replace
 
-    with said_by_key(file, options):
+    with _said_by_key(file, options):
         found = fewest(job_options(file, options, on_these_gpus=False), price=price, say=say)
     notes = (*notes_on(file), *found.notes)
     return replace(found, notes=notes, request=given_options(options), trainer_file=file.path)

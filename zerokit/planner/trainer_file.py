@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerokit.domain.fsdp2_config import from_arguments
 from zerokit.errors import InputError, about
-from zerokit.fields import first
 from zerokit.linter.arguments_file import find_beside
 from zerokit.linter.files import load_deepspeed
 from zerokit.notes import Note
@@ -21,26 +19,6 @@ from zerokit.planner.options import as_text
 from zerokit.planner.request import resolve_optimizer
 from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
 from zerokit.trainer_files.reading import TrainerFile
-
-if TYPE_CHECKING:
-    from zerokit.trainer_files.reading import TrainerFile
-
-
-@contextmanager
-def said_by_key(file: TrainerFile | None, typed: Mapping[str, Any]) -> Iterator[None]:
-    """Words a refusal of a value that the file gives, and nobody typed, as the file's.
-
-    Raises:
-        InputError: as it was raised, with the file's key in place of the argument.
-    """
-    try:
-        yield
-    except InputError as error:
-        name = first(error.marked) or ""
-        if file is not None and name in file.keys and not typed.get(name):
-            error.reword(f"{file.path}: {error.marked.replace(f'⟨{name}⟩', file.keys[name])}")
-        raise
-
 
 _SEARCHED = ("micro_batch", "gradient_accumulation", "checkpointing")
 """What a file says and a plan looks for."""
