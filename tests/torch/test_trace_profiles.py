@@ -348,7 +348,7 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 
 def test_autocast_on_the_cpu_casts_as_cudas_does() -> None:
     """What both devices do alike (linear layers), and what CUDA does in fp32 (norms, softmax, losses)."""
-    from zerokit.trace.recording.autocast import cuda_lists
+    from zerokit.trace.recording.kernels import cuda_lists
 
     narrow, wide = torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8)
     weight = torch.zeros(8, 8, requires_grad=True)

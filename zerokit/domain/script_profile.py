@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zerokit.domain.strategy import Strategy
 from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
+
+
+def by_option(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each option with its values; what stands before the first is that of an empty name."""
+    option: str = ""
+    values: list[str] = []
+    for word in itertools.chain(words, ["--"]):
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if option or values:
+            yield option, tuple(values)
+        option, equals, value = word.partition("=")
+        values = [value] if equals else []
 
 
 @frozen_dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain import planning_again
-from zerokit.domain.script_words import by_option
+from zerokit.domain.script_profile import by_option
 from zerokit.emit.plan_file import FILE_NAME, PlanFile
 from zerokit.launcher.secrets import Secrets
 from zerokit.notes import warning

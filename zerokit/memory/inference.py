@@ -16,9 +16,8 @@ from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Variant, inference_phases
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import card
-from zerokit.memory.components import Component, LazyMapping, by_key, in_ram, on_nvme
+from zerokit.memory.components import Component, LazyMapping, Ledger, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
-from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel, highest, rank_model, where
 from zerokit.memory.replay.model_states import most_while_building, share_bytes
 from zerokit.memory.replay.partition import partition

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.environment import OF_A_SESSION
-from zerokit.domain.script_words import by_option
+from zerokit.domain.script_profile import by_option
 from zerokit.files import cache_folder, read_regular, remove_oldest, write_whole
 from zerokit.launcher.rehearsed_plan import OUTPUTS
 from zerokit.launcher.secrets import Secrets, is_secret_name

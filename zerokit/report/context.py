@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.script_words import by_option
+from zerokit.domain.script_profile import by_option
 from zerokit.errors import ZerokitError
 from zerokit.files import read_regular
 from zerokit.report.schema import RunReport, plain

@@ -19,10 +19,9 @@ from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import MemoryEstimate, Strategy, TimeEstimate
 from zerokit.timing.allocator_retries import retry_seconds, spare_bytes
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants, at_host
-from zerokit.timing.engine_step import EngineStep
 from zerokit.timing.host_speed import USUAL, of_slowest_usually
 from zerokit.timing.kernel_times import KernelTimes
-from zerokit.timing.spread import Spread
+from zerokit.timing.spread import EngineStep, Spread
 from zerokit.values import frozen_dataclass
 
 _ENGINES = {

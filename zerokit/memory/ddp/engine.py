@@ -11,10 +11,9 @@ from zerokit.domain.ddp_settings import DdpSettings, ddp
 from zerokit.domain.job import Job
 from zerokit.domain.profile import Parameter
 from zerokit.domain.strategy import Strategy
-from zerokit.memory.components import Component, HostComponent
+from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
 from zerokit.memory.host import process_bytes
-from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, layers_of
 from zerokit.memory.replay.model_states import Persistent, workspace_bytes
 from zerokit.memory.replay.optimizers import (

@@ -9,12 +9,11 @@ from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
-from zerokit.memory.components import Component, HostComponent
+from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
 from zerokit.memory.fsdp2.groups import groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
-from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
 from zerokit.memory.replay.model_states import Persistent, workspace_bytes
 from zerokit.memory.replay.optimizers import optimizer_name, optimizer_temporaries, optimizer_values

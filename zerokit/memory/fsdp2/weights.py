@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.memory.components import Component
+from zerokit.memory.components import Component, Ledger
 from zerokit.memory.fsdp2.groups import (
     Group,
     GroupBytes,
@@ -18,7 +18,6 @@ from zerokit.memory.fsdp2.groups import (
     reduce_bytes,
     shares_of,
 )
-from zerokit.memory.ledger import Ledger
 from zerokit.memory.rank_model import RankModel, block
 
 _IDLE, _IN_BACKWARD, _REDUCED = 0, 1, 2

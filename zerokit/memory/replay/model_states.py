@@ -9,7 +9,6 @@ from itertools import groupby
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component
 from zerokit.memory.rank_model import ElementBytes, RankModel
-from zerokit.memory.replay.gradient_reduction import GradientReduction
 from zerokit.memory.replay.optimizers import (
     client,
     optimizer_bytes,
@@ -17,7 +16,7 @@ from zerokit.memory.replay.optimizers import (
     optimizer_temporaries,
     state_bytes,
 )
-from zerokit.memory.replay.partition import Partition
+from zerokit.memory.replay.partition import GradientReduction, Partition
 from zerokit.values import frozen_dataclass
 
 

@@ -7,10 +7,8 @@ from functools import lru_cache
 
 from zerokit.domain.activations import Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.memory.components import Component
-from zerokit.memory.ledger import Ledger
+from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
-from zerokit.memory.replay.gradient_reduction import GradientReduction
 from zerokit.memory.replay.model_states import (
     Bf16OptimizerGradients,
     Persistent,
@@ -21,7 +19,7 @@ from zerokit.memory.replay.model_states import (
     runs_bf16_optimizer,
 )
 from zerokit.memory.replay.optimizers import client, optimizer_temporaries
-from zerokit.memory.replay.partition import Partition, partition
+from zerokit.memory.replay.partition import GradientReduction, Partition, partition
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_gradients import Gradients
 from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, settings_of_gathers

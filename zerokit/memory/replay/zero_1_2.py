@@ -10,12 +10,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.memory.components import Component
-from zerokit.memory.ledger import Ledger
+from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, Overlay, RankModel
-from zerokit.memory.replay.gradient_reduction import GradientReduction
 from zerokit.memory.replay.optimizers import optimizer_temporaries
-from zerokit.memory.replay.partition import Partition
+from zerokit.memory.replay.partition import GradientReduction, Partition
 
 
 class BucketedGradients(GradientReduction):

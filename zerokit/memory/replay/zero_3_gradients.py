@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
-from zerokit.memory.components import Component
-from zerokit.memory.ledger import Ledger
+from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, ElementBytes, RankModel
 from zerokit.memory.replay.model_states import on_device, sub_groups
 from zerokit.memory.replay.optimizers import optimizer_temporaries

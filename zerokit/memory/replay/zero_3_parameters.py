@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
-from zerokit.memory.components import Component
-from zerokit.memory.ledger import Ledger
+from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.zero_3_fetch_order import modules_of
 from zerokit.values import frozen_dataclass

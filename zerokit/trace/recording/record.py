@@ -15,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
-from zerokit.trace.recording.autocast import cuda_lists
-from zerokit.trace.recording.kernels import cuda_kernels
+from zerokit.trace.recording.kernels import cuda_kernels, cuda_lists
 from zerokit.trace.recording.known_values import KnownValues, value_of
 from zerokit.trace.recording.offloading import offloading
 from zerokit.trace.recording.selective import selective_checkpointing
