@@ -6,8 +6,8 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Container, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import Document, load_yaml, parse_yaml, read_text
@@ -22,14 +22,7 @@ _STREAM = re.compile(r"\s\d(?=[<>])")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
-class _Kind(Protocol):
-    @property
-    def command(self) -> tuple[str, ...]: ...
-    @property
-    def subcommands(self) -> Container[str]: ...
-
-
-def command_in(text: str, kinds: Mapping[str, _Kind]) -> tuple[str, tuple[str, ...], dict[str, Any]] | None:
+def _command_in(text: str) -> tuple[str, tuple[str, ...], dict[str, Any]] | None:
     """The first command that trains: its trainer, words, and arguments by name. Variables stay as they
     are written; nothing is run."""
     for line in _CONTINUED.sub(" ", text).splitlines():
@@ -39,7 +32,7 @@ def command_in(text: str, kinds: Mapping[str, _Kind]) -> tuple[str, tuple[str, .
             continue
         while words and _ASSIGNED.fullmatch(words[0]):
             del words[0]
-        for name, kind in kinds.items():
+        for name, kind in KINDS.items():
             if words[:1] == [kind.command[0]] and words[1:2] and words[1] in kind.subcommands:
                 return name, tuple(words), _by_name(words[2:])
     return None
@@ -144,7 +137,7 @@ def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
         raise InputError(f"⟨from⟩ {kind}: use one of {', '.join(KINDS)}")
     text, stage, words = read_text(path), "", tuple[str, ...]()
     if path.endswith(".sh"):
-        found = command_in(text, KINDS)
+        found = _command_in(text)
         if found is None:
             raise InputError(f"{path}: has no command of {', '.join(KINDS)} that trains")
         kind, words = kind or found[0], found[1]
