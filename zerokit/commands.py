@@ -28,10 +28,7 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 def command_text(
     name: str, *words: str, options: Mapping[str, object] | None = None, script: Sequence[str] = ()
 ) -> str:
-    """``zerokit NAME WORDS OPTIONS -- SCRIPT``.
-
-    Args:
-        script: its words and arguments, which stand behind a double dash.
-    """
+    """``zerokit NAME WORDS OPTIONS -- SCRIPT``; ``script``: its words and arguments, which stand behind a
+    double dash."""
     behind = ("--", *script) if script else ()
     return shlex.join(["zerokit", name, *words, *option_words(options or {}), *behind])

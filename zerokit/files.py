@@ -59,11 +59,8 @@ _NOT_REGULAR = "is not a regular file"
 def read_regular(
     path: str | os.PathLike[str], most_bytes: int, inside: str | os.PathLike[str] | None = None
 ) -> bytes:
-    """A file that a stranger may have made, opened as :func:`open_regular` does.
-
-    Raises:
-        OSError: as there; or it has more than ``most_bytes``.
-    """
+    """A file that a stranger may have made, opened as :func:`open_regular` does. Raises OSError: as there; or
+    it has more than ``most_bytes``."""
     with open_regular(path, inside) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""
@@ -120,11 +117,8 @@ def write_whole(
 
 
 def keep_former(path: Path, data: str) -> Path | None:
-    """Keep what a file holds as ``NAME~`` before other text is written to it; None: nothing is lost.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Keep what a file holds as ``NAME~`` before other text is written to it; None: nothing is lost. Raises
+    OSError: the folder cannot be written."""
     content = data.encode("utf-8", "surrogateescape")
     if not path.is_file() or (former := path.read_bytes()) in (b"", content):
         return None
@@ -135,10 +129,7 @@ def keep_former(path: Path, data: str) -> Path | None:
 
 def remove_oldest(folder: Path, most_entries: int, most_bytes: int) -> None:
     """Remove what was longest not written or marked as used of a folder's files, beyond so many or so much.
-
-    Raises:
-        OSError: the folder cannot be read or written.
-    """
+    Raises OSError: the folder cannot be read or written."""
     files = sorted(((path.stat(), path) for path in folder.iterdir()), key=lambda one: -one[0].st_mtime_ns)
     size = 0
     for number, (status, path) in enumerate(files):

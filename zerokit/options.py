@@ -79,11 +79,7 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     def checked(self, value: Any, name: str) -> Any:
-        """The value, or what it stands for.
-
-        Raises:
-            InputError: it cannot be; says ``name``.
-        """
+        """The value, or what it stands for. Raises InputError: it cannot be; says ``name``."""
         return value if self.valid is None else self.valid(value, name)
 
 
@@ -99,22 +95,15 @@ def one_of(*choices: str) -> Check:
 
 
 def flag(value: object, name: str) -> object:
-    """A check for a switch.
-
-    Raises:
-        InputError: it is neither true nor false.
-    """
+    """A check for a switch. Raises InputError: it is neither true nor false."""
     if not isinstance(value, bool):
         raise InputError(f"{name}: expected true or false, got {value!r}")
     return value
 
 
 def seconds(value: Any, name: str) -> Any:
-    """A check for a time that somebody may wait.
-
-    Raises:
-        InputError: it is below zero, or above some eleven days.
-    """
+    """A check for a time that somebody may wait. Raises InputError: it is below zero, or above some eleven
+    days."""
     if not 0 <= value <= 1e6:
         raise InputError(f"{name}: {value:g} must be between 0 and 1000000 seconds")
     return value
@@ -162,10 +151,7 @@ def _of_field(option: Option, name: str, annotation: Any, text: str, field: Any)
 
 def divided(declared: type[Options], options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """The values of the options that a ``TypedDict`` declares, each checked or its default; and all others.
-
-    Raises:
-        InputError: a value that cannot be.
-    """
+    Raises InputError: a value that cannot be."""
     own = {}
     for option in options_of(cast(type, declared)):
         value = options.get(option.name)
@@ -175,11 +161,8 @@ def divided(declared: type[Options], options: Mapping[str, Any]) -> tuple[Option
 
 
 def check_options(options: Any, declared: type) -> None:
-    """Refuse values of a request that cannot be, of those that this class declares.
-
-    Raises:
-        InputError: names the field.
-    """
+    """Refuse values of a request that cannot be, of those that this class declares. Raises InputError: names
+    the field."""
     for option in options_of(declared):
         value = getattr(options, option.name)
         if value is not None:
@@ -218,11 +201,8 @@ def takes(
 def with_meanings(
     doc: str, options: Sequence[Option], elsewhere: Mapping[str, str | None] | None = None
 ) -> str:
-    """A docstring with a line for each option in place of its ``**options``.
-
-    Args:
-        elsewhere: what this function says of an option; None: it does not take it.
-    """
+    """A docstring with a line for each option in place of its ``**options``; ``elsewhere``: what this
+    function says of an option; None: it does not take it."""
     return _ENTRY.sub(
         lambda entry: "\n".join((*_meanings(options, elsewhere or {}, entry["indent"]), "")), doc
     )

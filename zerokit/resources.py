@@ -14,12 +14,8 @@ KINDS = ("templates", "recipes")
 
 
 def folder(kind: str) -> Path:
-    """The folder that holds the data files of ``kind`` (one of ``KINDS``).
-
-    Raises:
-        ZerokitError: the installation is incomplete.
-        ValueError: no such kind (a bug in the caller).
-    """
+    """The folder that holds the data files of ``kind`` (one of ``KINDS``). Raises ZerokitError: the
+    installation is incomplete. ValueError: no such kind (a bug in the caller)."""
     if kind not in KINDS:
         raise ValueError(f"no data folder called {kind!r}; one of {', '.join(KINDS)}")
     package = Path(__file__).resolve().parent

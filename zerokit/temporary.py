@@ -69,11 +69,7 @@ def is_temporary(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """A folder for the length of a block.
-
-    Raises:
-        InputError, ReportNotWritten: as :func:`make_folder`.
-    """
+    """A folder for the length of a block. Raises InputError, ReportNotWritten: as :func:`make_folder`."""
     folder = make_folder(kind)
     try:
         yield folder
@@ -105,12 +101,8 @@ atexit.register(_remove_all)
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None where there can be none.
-
-    Raises:
-        BlockingIOError: another process holds it.
-        FileNotFoundError: there is no such folder.
-    """
+    """A descriptor that holds the folder's lock; None where there can be none. Raises BlockingIOError:
+    another process holds it. FileNotFoundError: there is no such folder."""
     try:
         fd = os.open(folder, _FLAGS)
     except FileNotFoundError:

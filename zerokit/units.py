@@ -46,11 +46,8 @@ def _split(text: object, what: str, example: str) -> tuple[float | int, str]:
 
 
 def parse_count(text: object, what: str = "count") -> int:
-    """Read a positive count: ``70b``, ``350m``, ``1.3e9``, ``70_553_706_496``.
-
-    Raises:
-        InputError: not a number, not positive, not finite, or more than 10**18.
-    """
+    """Read a positive count: ``70b``, ``350m``, ``1.3e9``, ``70_553_706_496``. Raises InputError: not a
+    number, not positive, not finite, or more than 10**18."""
     value, suffix = _split(text, what, "70b, 350m or 1.3e9")
     if _BYTES.fullmatch(suffix):
         raise InputError(
@@ -129,11 +126,8 @@ def parse_rate(text: object, what: str = "rate") -> int:
 
 
 def parse_share(text: object, what: str = "share") -> float:
-    """Read a share from 0 to below 1: ``2%``, ``0.02``, ``0``.
-
-    Raises:
-        InputError: not a number, or outside of that.
-    """
+    """Read a share from 0 to below 1: ``2%``, ``0.02``, ``0``. Raises InputError: not a number, or outside of
+    that."""
     written = str(text).strip()
     try:
         value = float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)

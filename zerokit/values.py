@@ -66,11 +66,8 @@ def frozen_dataclass(cls: type[T] | None = None, *, slots: bool = True, eq: bool
 
 
 def replace(value: T, /, **changes: Any) -> T:
-    """``dataclasses.replace``, in half the time for a frozen dataclass.
-
-    Raises:
-        TypeError: a field that there is not, or that is not an argument.
-    """
+    """``dataclasses.replace``, in half the time for a frozen dataclass. Raises TypeError: a field that there
+    is not, or that is not an argument."""
     attributes = getattr(value, "__frozen_attributes__", None)
     if attributes is None:
         return dataclasses.replace(value, **changes)  # type: ignore[type-var]
@@ -101,11 +98,8 @@ def _frozen(cls: type[T], *, slots: bool, eq: bool) -> type[T]:
 
 
 def _attributes(cls: type) -> dict[str, Field[Any]]:
-    """Name -> field, those of its bases first.
-
-    Raises:
-        ValueError: a default that can change, and would be shared.
-    """
+    """Name -> field, those of its bases first. Raises ValueError: a default that can change, and would be
+    shared."""
     attributes: dict[str, Field[Any]] = {}
     for base in reversed(cls.__mro__[1:]):
         attributes |= vars(base).get("__frozen_attributes__", {})

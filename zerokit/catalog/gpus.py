@@ -102,11 +102,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Gpu:
-    """The GPU with exactly this catalogue name, reading only its file.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The GPU with exactly this catalogue name, reading only its file. Raises InputError: there is none."""
     if has_entry(FOLDER, name):
         return read_gpu(FOLDER / f"{name}.yaml")
     raise InputError(f"⟨gpu⟩ {_unknown(name)}")
@@ -201,11 +197,7 @@ def sold_in_gb(vram_bytes: int) -> str | None:
 
 
 def read_gpu(path: Path) -> Gpu:
-    """One catalogue file.
-
-    Raises:
-        FileInputError: with the line, when the file breaks a rule.
-    """
+    """One catalogue file. Raises FileInputError: with the line, when the file breaks a rule."""
     return _read(path).gpu
 
 

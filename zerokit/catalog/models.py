@@ -118,11 +118,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> CatalogModel:
-    """The model with exactly this catalogue name, reading only its file.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The model with exactly this catalogue name, reading only its file. Raises InputError: there is none."""
     if has_entry(FOLDER, name):
         return read_model(FOLDER / f"{name}.yaml")
     raise InputError(f"⟨model⟩ {_unknown(name)}")
@@ -212,11 +208,7 @@ def agrees(published: int, computed: int) -> bool:
 
 
 def read_model(path: Path) -> CatalogModel:
-    """One catalogue file.
-
-    Raises:
-        FileInputError: with the line, when the file breaks a rule.
-    """
+    """One catalogue file. Raises FileInputError: with the line, when the file breaks a rule."""
     document = read(path, _FIELDS)
     _check(document, path.stem)
     values = {"hub": None, "experts": None, "published_differs": None, **document.value}

@@ -46,11 +46,8 @@ class Command(click.Command):
         self.params.append(quiet_option())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; an option given twice counts as given last, which is said.
-
-        Raises:
-            InputError: a word is no option's value, and this command takes no words.
-        """
+        """Parse; an option given twice counts as given last, which is said. Raises InputError: a word is no
+        option's value, and this command takes no words."""
         ctx.meta.setdefault(WORDS, (ctx.info_name or "", *args))
         parsed, extra, _ = self.make_parser(ctx).parse_args(args=list(args))
         takes_no_words = not ctx.allow_extra_args and any(one.name == "model" for one in self.params)

@@ -121,11 +121,8 @@ def is_file(words: Sequence[str], kind: str | None) -> bool:
 
 
 def read_file(word: str | None, kind: str | None, typed: Sequence[str]) -> TrainerFile | None:
-    """The trainer's file that a word names; None: there is no word.
-
-    Raises:
-        InputError: it is none; ``typed``: all that was typed after the command.
-    """
+    """The trainer's file that a word names; None: there is no word. Raises InputError: it is none; ``typed``:
+    all that was typed after the command."""
     if word is None:
         if kind is not None:
             raise InputError("⟨from⟩: only with a trainer's file: FILE ⟨from⟩ KIND")

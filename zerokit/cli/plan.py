@@ -188,11 +188,7 @@ def _misplaced(word: str, typed: Sequence[str]) -> str:
 
 
 def _target(words: tuple[str, ...]) -> Target:
-    """What stands after ``--``.
-
-    Raises:
-        InputError: nothing, or no script.
-    """
+    """What stands after ``--``. Raises InputError: nothing, or no script."""
     from zerokit.script import entry_points
 
     module, arguments = None, words

@@ -57,11 +57,8 @@ def wrap(text: str, first: str = "", later: str = "") -> list[str]:
 
 
 def command_lines(command: str, comment: str = "") -> list[str]:
-    """A command as it is typed here, in lines that a shell reads as one, cut before its options.
-
-    Args:
-        comment: stands behind the command where there is room, else below it.
-    """
+    """A command as it is typed here, in lines that a shell reads as one, cut before its options; ``comment``:
+    stands behind the command where there is room, else below it."""
     lines = messages.command_lines(command, width())
     if not comment:
         return lines

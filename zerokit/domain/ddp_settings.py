@@ -105,11 +105,8 @@ class DdpSettings(TrainingSettings):
 
 
 def ddp(settings: TrainingSettings) -> DdpSettings:
-    """The settings as plain PyTorch's, for what is true of it alone.
-
-    Raises:
-        TypeError: they are another engine's.
-    """
+    """The settings as plain PyTorch's, for what is true of it alone. Raises TypeError: they are another
+    engine's."""
     if not isinstance(settings, DdpSettings):
         raise TypeError(f"settings of {settings.engine}, not of plain PyTorch")
     return settings

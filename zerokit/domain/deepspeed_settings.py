@@ -163,11 +163,8 @@ class DeepSpeedSettings(TrainingSettings):
 
 
 def deepspeed(settings: TrainingSettings) -> DeepSpeedSettings:
-    """The settings as DeepSpeed's, for what is true of DeepSpeed alone.
-
-    Raises:
-        TypeError: they are another engine's.
-    """
+    """The settings as DeepSpeed's, for what is true of DeepSpeed alone. Raises TypeError: they are another
+    engine's."""
     if not isinstance(settings, DeepSpeedSettings):
         raise TypeError(f"settings of {settings.engine}, not of DeepSpeed")
     return settings

@@ -82,11 +82,8 @@ def fsdp_version(block: object, default: int = 1) -> int:
 
 
 def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
-    """Read an accelerate YAML of ``distributed_type: FSDP`` (already parsed, found without errors).
-
-    Raises:
-        InputError: a part of it is not modelled.
-    """
+    """Read an accelerate YAML of ``distributed_type: FSDP`` (already parsed, found without errors). Raises
+    InputError: a part of it is not modelled."""
     parallelism = _mapping(config, "parallelism_config")
     sizes = {name: count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
     for name in ("tp", "cp", "sp"):
@@ -108,20 +105,14 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
 
 
 def from_trainer(block: Mapping[str, Any], precision: str = "no") -> Fsdp2Config:
-    """Read a Trainer's ``fsdp_config``; ``precision``: bf16 or fp16 where the Trainer has ``--bf16``.
-
-    Raises:
-        InputError: a part of it is not modelled.
-    """
+    """Read a Trainer's ``fsdp_config``; ``precision``: bf16 or fp16 where the Trainer has ``--bf16``. Raises
+    InputError: a part of it is not modelled."""
     return _from_block(block, _TRAINER, precision)
 
 
 def from_arguments(arguments: Mapping[str, Any]) -> Fsdp2Config:
-    """Read a Trainer's arguments with ``fsdp``, its ``fsdp_config`` in them (training_args.py:2886).
-
-    Raises:
-        InputError: a part of it is not modelled.
-    """
+    """Read a Trainer's arguments with ``fsdp``, its ``fsdp_config`` in them (training_args.py:2886). Raises
+    InputError: a part of it is not modelled."""
     block, fsdp = dict(_mapping(arguments, "fsdp_config")), arguments.get("fsdp")
     words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
     for word in (str(one).lower() for one in words):

@@ -122,11 +122,8 @@ class Fsdp2Settings(TrainingSettings):
 
 
 def fsdp2(settings: TrainingSettings) -> Fsdp2Settings:
-    """The settings as FSDP2's, for what is true of FSDP2 alone.
-
-    Raises:
-        TypeError: they are another engine's.
-    """
+    """The settings as FSDP2's, for what is true of FSDP2 alone. Raises TypeError: they are another
+    engine's."""
     if not isinstance(settings, Fsdp2Settings):
         raise TypeError(f"settings of {settings.engine}, not of FSDP2")
     return settings

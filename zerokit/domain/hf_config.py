@@ -18,11 +18,8 @@ class HfConfig:
         self.name = name
 
     def count(self, *keys: str, default: int | None = None) -> int:
-        """The first of ``keys`` that is there, a whole number of at least 1.
-
-        Raises:
-            InputError: it is something else, or none is there and no default was given.
-        """
+        """The first of ``keys`` that is there, a whole number of at least 1. Raises InputError: it is
+        something else, or none is there and no default was given."""
         for key in keys:
             value = self.values.get(key)
             if value is None:

@@ -121,11 +121,8 @@ def to_json(profile: ModelProfile) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> ModelProfile:
-    """Read what :func:`to_json` wrote. Traces are unpacked when first asked for.
-
-    Raises:
-        ValueError: another format.
-    """
+    """Read what :func:`to_json` wrote. Traces are unpacked when first asked for. Raises ValueError: another
+    format."""
     if data.get("format") != FORMAT:
         raise ValueError(f"profile format {data.get('format')!r}; this zerokit reads {FORMAT}")
     return ModelProfile(
@@ -224,11 +221,7 @@ _MOST_LAYERS = 1 << 20
 
 
 def check(data: object) -> Mapping[str, Any]:
-    """The data, where they hold as a profile.
-
-    Raises:
-        ValueError: names the part that does not.
-    """
+    """The data, where they hold as a profile. Raises ValueError: names the part that does not."""
     body = _mapping(data, "the profile")
     if body.get("format") != FORMAT:
         raise ValueError(f"profile format {str(body.get('format'))[:40]!r}; this zerokit reads {FORMAT}")

@@ -19,11 +19,8 @@ from zerokit.errors import InputError
 def accelerate_config(
     strategy: Strategy, nodes: int, *, ds_config_path: str | None, attention: str = "sdpa"
 ) -> dict[str, Any]:
-    """The configuration as a dictionary; ``ds_config_path=None`` writes plugin keys instead.
-
-    Raises:
-        InputError: the strategy cannot be said in an accelerate YAML.
-    """
+    """The configuration as a dictionary; ``ds_config_path=None`` writes plugin keys instead. Raises
+    InputError: the strategy cannot be said in an accelerate YAML."""
     if strategy.pipeline_parallel > 1:
         raise InputError(
             "pipeline parallelism needs a PipelineModule built by the script; Accelerate cannot run it"

@@ -126,11 +126,8 @@ class _Block:
 
 
 def emit_deepspeed(strategy: Strategy, job: Job, *, variant: str = "raw") -> EmittedConfig:
-    """The DeepSpeed configuration of ``strategy`` with the reason for every key.
-
-    Raises:
-        InputError: an unknown variant, or settings that contradict the strategy's degrees.
-    """
+    """The DeepSpeed configuration of ``strategy`` with the reason for every key. Raises InputError: an
+    unknown variant, or settings that contradict the strategy's degrees."""
     if variant not in VARIANTS:
         raise InputError(f"variant {variant!r}: use one of {', '.join(VARIANTS)}")
     settings = deepspeed(strategy.settings)
@@ -169,11 +166,8 @@ def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
 
 
 def script_must(strategy: Strategy, job: Job, launched: bool) -> list[str]:
-    """What only the script can do: checkpoint, and divide its batches and layers over ranks.
-
-    Args:
-        launched: with the plan, whose arguments a Trainer is given.
-    """
+    """What only the script can do: checkpoint, and divide its batches and layers over ranks; ``launched``:
+    with the plan, whose arguments a Trainer is given."""
     del job
     todo = []
     if strategy.checkpointing == "full" and strategy.pipeline_parallel > 1:

@@ -38,11 +38,8 @@ _LINE_BREAKS = re.compile(r"[\r\n\x00]")
 
 
 def hostfile(hosts: Sequence[str], strategy: Strategy, nodes: int) -> str:
-    """DeepSpeed's hostfile: ``HOST slots=N`` per node.
-
-    Raises:
-        InputError: not one host per node, a host twice, or a name ssh could read as an option.
-    """
+    """DeepSpeed's hostfile: ``HOST slots=N`` per node. Raises InputError: not one host per node, a host
+    twice, or a name ssh could read as an option."""
     if len(hosts) != nodes:
         raise InputError(
             f"{counted(len(hosts), 'host')} named; the plan has ⟨nodes⟩ {nodes}: name one for each"
@@ -78,11 +75,7 @@ def read_time_limit(text: str) -> str | None:
 
 
 def check_sbatch(job_name: str, time_limit: str | None) -> None:
-    """Refuse what Slurm would read otherwise.
-
-    Raises:
-        InputError: the name or the time limit.
-    """
+    """Refuse what Slurm would read otherwise. Raises InputError: the name or the time limit."""
     if not _JOB_NAME.fullmatch(job_name):
         raise InputError(f"⟨job_name⟩ {job_name!r}: use letters, digits, dots, hyphens and underscores")
     if time_limit is not None:
@@ -125,11 +118,7 @@ def sbatch_script(
 
 
 def check_kubernetes(name: str, image: str, gpu_resource: str) -> None:
-    """Refuse what Kubernetes would.
-
-    Raises:
-        InputError: the name, the image or the resource.
-    """
+    """Refuse what Kubernetes would. Raises InputError: the name, the image or the resource."""
     if not _POD_NAME.fullmatch(name):
         raise InputError(f"⟨name⟩ {name!r}: use lower-case letters, digits and hyphens, at most 52")
     if not image.strip() or _LINE_BREAKS.search(image):
@@ -139,11 +128,8 @@ def check_kubernetes(name: str, image: str, gpu_resource: str) -> None:
 
 
 def read_variables(texts: Iterable[str]) -> dict[str, str]:
-    """Environment variables as they are typed, NAME=VALUE.
-
-    Raises:
-        InputError: one is not, or cannot be written into a script.
-    """
+    """Environment variables as they are typed, NAME=VALUE. Raises InputError: one is not, or cannot be
+    written into a script."""
     variables = {}
     for text in texts:
         name, separator, value = text.partition("=")
@@ -239,11 +225,8 @@ _ESCAPED = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff"\\]')
 
 
 def _yaml_text(value: str) -> str:
-    """The text in YAML's double quotes, as every YAML reader takes it.
-
-    Raises:
-        InputError: a byte that is not UTF-8, which YAML cannot hold.
-    """
+    """The text in YAML's double quotes, as every YAML reader takes it. Raises InputError: a byte that is not
+    UTF-8, which YAML cannot hold."""
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError(f"{value!r:.80}: contains a byte that is not UTF-8, which YAML cannot represent")
     return '"' + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", value) + '"'

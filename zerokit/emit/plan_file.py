@@ -101,11 +101,7 @@ class PlanFile:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a sequence that it is for.
-
-        Raises:
-            InputError: it is no number.
-        """
+        """Tokens of a sequence that it is for. Raises InputError: it is no number."""
         return parse_count(str(self.chosen.get("seq_len", self.request.get("seq-len", Job().seq_len))))
 
     @property
@@ -132,11 +128,7 @@ class PlanFile:
 
     @property
     def lora(self) -> Lora | None:
-        """The adapters that it trains; None: all weights.
-
-        Raises:
-            InputError: their rank is no number.
-        """
+        """The adapters that it trains; None: all weights. Raises InputError: their rank is no number."""
         if self.method == "full":
             return None
         plain = Lora()
@@ -179,11 +171,8 @@ class PlanFile:
         return int(self.cluster.get("nodes", 1))
 
     def strategy(self) -> Strategy:
-        """The choice as the emitters take it.
-
-        Raises:
-            InputError: a value of the wrong kind in ``chosen``, or a plan without an engine.
-        """
+        """The choice as the emitters take it. Raises InputError: a value of the wrong kind in ``chosen``, or
+        a plan without an engine."""
         checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
         if self.engine == "ddp":
             message = "is a plan without an engine: nothing of it is divided, so nothing is read back"
@@ -235,11 +224,8 @@ def write(
     cluster: Mapping[str, Any] | None = None,
     trainer_arguments: Sequence[str] = (),
 ) -> pathlib.Path:
-    """Write ``plan.yaml`` into ``folder`` (made if missing); returns its path.
-
-    Raises:
-        InputError: the folder cannot be written, or a value is not plain data.
-    """
+    """Write ``plan.yaml`` into ``folder`` (made if missing); returns its path. Raises InputError: the folder
+    cannot be written, or a value is not plain data."""
     path = pathlib.Path(folder) / FILE_NAME
     body = {
         "schema": SCHEMA,
@@ -368,11 +354,8 @@ def _check_estimate(document: Document) -> None:
 
 
 def check_config(document: Document, key_path: tuple[str, ...] = ()) -> None:
-    """The blocks of a DeepSpeed configuration at ``key_path`` that a launch changes.
-
-    Raises:
-        FileInputError: one is no mapping, with line and column.
-    """
+    """The blocks of a DeepSpeed configuration at ``key_path`` that a launch changes. Raises FileInputError:
+    one is no mapping, with line and column."""
     for block in (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params")):
         if _at(document, (*key_path, *block)) is not None:
             _expect(document, (*key_path, *block), dict)

@@ -137,11 +137,8 @@ class DryRun:
 
 
 def dry_run(options: LaunchOptions, say: Say) -> DryRun:
-    """Prepare a launch, and start nothing. GPUs that this machine lacks are a warning.
-
-    Raises:
-        InputError, NodeUnusable: it could not be launched.
-    """
+    """Prepare a launch, and start nothing. GPUs that this machine lacks are a warning. Raises InputError,
+    NodeUnusable: it could not be launched."""
     from zerokit.launcher.prepare import prepare
     from zerokit.launcher.secrets import Secrets
 

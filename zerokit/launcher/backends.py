@@ -65,11 +65,8 @@ class Backend:
     (torch/distributed/elastic/agent/server/local_elastic_agent.py:452 of 2.13)."""
 
     def complete(self, command: LaunchCommand, start: Start) -> None:
-        """Write the command line, and the variables that this launcher needs.
-
-        Raises:
-            InputError: it cannot start ranks there.
-        """
+        """Write the command line, and the variables that this launcher needs. Raises InputError: it cannot
+        start ranks there."""
         if start.hosts is not None:
             raise InputError(
                 f"⟨launcher⟩ {self.name} with ⟨hostfile⟩: only deepspeed starts ranks on other machines "
@@ -189,11 +186,8 @@ class DeepSpeed(Backend):
     expands_arguments = False
 
     def complete(self, command: LaunchCommand, start: Start) -> None:
-        """Write the command line; for other machines also what ranks there need of the environment.
-
-        Raises:
-            InputError: something cannot pass the shell of another machine.
-        """
+        """Write the command line; for other machines also what ranks there need of the environment. Raises
+        InputError: something cannot pass the shell of another machine."""
         script = start.script if start.hosts is None else _for_other_machines(command, start)
         command.argv = [*self.words(start), *script]
 
@@ -222,11 +216,7 @@ BACKENDS: Mapping[str, Backend] = {one.name: one for one in (DeepSpeed(), Accele
 
 
 def backend_of(launcher: str, slurm: SlurmJob | None = None) -> Backend:
-    """What starts the ranks.
-
-    Raises:
-        InputError: there is no such launcher; names those that there are.
-    """
+    """What starts the ranks. Raises InputError: there is no such launcher; names those that there are."""
     if launcher not in BACKENDS:
         raise InputError(f"⟨launcher⟩ {launcher}: use one of {', '.join(BACKENDS)}")
     named = BACKENDS[launcher]
@@ -253,11 +243,8 @@ _FOR_DEEPSPEED = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "ZER
 
 
 def _for_other_machines(command: LaunchCommand, start: Start) -> list[str]:
-    """The script as words that pass the shells of other machines, with the ranks' variables packed.
-
-    Raises:
-        InputError: a path, variable or list of arguments that cannot.
-    """
+    """The script as words that pass the shells of other machines, with the ranks' variables packed. Raises
+    InputError: a path, variable or list of arguments that cannot."""
     from zerokit.launcher import rank_start
     from zerokit.launcher.run_folder import DEEPSPEED_ENV_FILE
 

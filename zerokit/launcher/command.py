@@ -83,11 +83,8 @@ def build(
     run_dir: Path,
     base: Mapping[str, str],
 ) -> LaunchCommand:
-    """Put the command together. ``base``: the environment to start from.
-
-    Raises:
-        InputError: an unknown launcher, a combination that cannot work, or a plan that sets what it may not.
-    """
+    """Put the command together. ``base``: the environment to start from. Raises InputError: an unknown
+    launcher, a combination that cannot work, or a plan that sets what it may not."""
     command = LaunchCommand(argv=[])
     _environment(command, placement.devices, setup, run_dir, base)
     if placement.devices.kind == "cpu" and _accelerate_joins_ranks(setup):

@@ -25,11 +25,8 @@ _OF_THE_FILE = ("fsdp_config", "mixed_precision", "parallelism_config")
 
 
 def started_by_accelerate(options: LaunchOptions) -> LaunchOptions:
-    """The options with Accelerate's launcher, which alone tells ranks of FSDP2.
-
-    Raises:
-        InputError: another was asked for.
-    """
+    """The options with Accelerate's launcher, which alone tells ranks of FSDP2. Raises InputError: another
+    was asked for."""
     if options.launcher not in ("accelerate", "deepspeed"):  # the latter where none is named
         raise InputError(
             f"⟨launcher⟩ {options.launcher}: a plan for FSDP2 is started by accelerate; leave ⟨launcher⟩ out"
@@ -38,11 +35,7 @@ def started_by_accelerate(options: LaunchOptions) -> LaunchOptions:
 
 
 def check_placed(placement: Placement) -> None:
-    """Whether a launch can start the ranks.
-
-    Raises:
-        InputError: they are on several machines.
-    """
+    """Whether a launch can start the ranks. Raises InputError: they are on several machines."""
     if placement.hosts is not None or placement.slurm is not None:
         raise InputError(
             "a plan for FSDP2 is launched on this machine alone; for several, `zerokit emit sbatch SCRIPT` "
@@ -51,11 +44,7 @@ def check_placed(placement: Placement) -> None:
 
 
 def check_reaches(plan: PlanFile, own: ScriptOptions, *, on_cpu: bool = False) -> tuple[str, ...]:
-    """Whether FSDP2 can reach the script: warnings.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Whether FSDP2 can reach the script: warnings. Raises InputError: it cannot."""
     if own.own_deepspeed_file is not None:
         _, where = own.own_deepspeed_file
         raise InputError(f"{where}: the script would train under DeepSpeed, and the plan is for FSDP2")

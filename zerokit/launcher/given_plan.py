@@ -46,11 +46,8 @@ _OF_ANOTHER_ENGINE = {
 def read_plan_file(
     folder: str, run_dir: Path | None = None, *, engines: Sequence[str] = ("deepspeed",)
 ) -> PlanFile:
-    """The plan file in a folder, or a plan file itself; ``engines``: those whose plans are of use.
-
-    Raises:
-        InputError: no plan there; says what the file is, where that can be told.
-    """
+    """The plan file in a folder, or a plan file itself; ``engines``: those whose plans are of use. Raises
+    InputError: no plan there; says what the file is, where that can be told."""
     from zerokit.linter.files import in_place_of_plan
 
     with about("plan"):
@@ -67,21 +64,14 @@ def read_plan_file(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The DeepSpeed JSON that ⟨deepspeed⟩ names.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """The DeepSpeed JSON that ⟨deepspeed⟩ names. Raises InputError: it cannot be read, or is none."""
     with about("deepspeed"):
         return dict(_load(path).value)
 
 
 def read_plan_config(path: Path, run_dir: Path | None = None) -> dict[str, Any]:
-    """A DeepSpeed JSON of a plan; ``run_dir``: where a run with it may write.
-
-    Raises:
-        InputError: it cannot be read, is none, or names what only a user may name.
-    """
+    """A DeepSpeed JSON of a plan; ``run_dir``: where a run with it may write. Raises InputError: it cannot be
+    read, is none, or names what only a user may name."""
     with about("plan"):
         document = _load(path)
         check_outside(document, (), run_dir)

@@ -55,11 +55,8 @@ class LaunchedScript:
 
 
 def deepspeed_json(folder: str, variant: str) -> str:
-    """The DeepSpeed JSON of a plan, as its consumer takes it.
-
-    Raises:
-        InputError: there is no such plan, or no such variant.
-    """
+    """The DeepSpeed JSON of a plan, as its consumer takes it. Raises InputError: there is no such plan, or no
+    such variant."""
     plan = read_plan_file(folder)
     return json.dumps(deepspeed_config(plan.strategy(), _job(plan), variant=variant), indent=2)
 
@@ -89,22 +86,15 @@ def accelerate_config(folder: str, form: str, config: str | None) -> str:
 
 
 def hostfile(folder: str, hosts: Sequence[str]) -> str:
-    """DeepSpeed's hostfile for the nodes of a plan.
-
-    Raises:
-        InputError: there is no such plan, or it is for another number of nodes.
-    """
+    """DeepSpeed's hostfile for the nodes of a plan. Raises InputError: there is no such plan, or it is for
+    another number of nodes."""
     plan = read_plan_file(folder)
     return jobs.hostfile(hosts, plan.strategy(), plan.nodes)
 
 
 def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say: Say) -> str:
     """An sbatch script: one torchrun on each node of the plan, through srun. ``say`` hears how the script is
-    taken.
-
-    Raises:
-        InputError: the plan is not for GPUs, or the script cannot be given its configuration.
-    """
+    taken. Raises InputError: the plan is not for GPUs, or the script cannot be given its configuration."""
     jobs.check_sbatch(job_name, time_limit)
     minutes = None if time_limit is None else jobs.read_time_limit(time_limit)
     launched = _launched(job, say, said_first=minutes)
@@ -219,11 +209,8 @@ def _facts(path: Path, style: str) -> ScriptFacts:
 
 
 def _config(plan: PlanFile, variant: str) -> Path:
-    """The plan's DeepSpeed file for a consumer; where there is none, the raw one.
-
-    Raises:
-        InputError: it cannot be read, or names what only a user may name.
-    """
+    """The plan's DeepSpeed file for a consumer; where there is none, the raw one. Raises InputError: it
+    cannot be read, or names what only a user may name."""
     paths = [plan.folder / DEEPSPEED_NAMES[name] for name in (variant, "raw") if name in DEEPSPEED_NAMES]
     path = next((path for path in paths if path.is_file()), paths[-1])
     if path.is_file():

@@ -109,12 +109,8 @@ class Rehearsals(Protocol):
     done: Any
 
     def before(self, launch: Launch, say: Say) -> Launch:
-        """The launch, once it is rehearsed, if that is worth it.
-
-        Raises:
-            NothingFits: it needs more memory than the GPU has.
-            InputError: it would not be its plan's run, or ends at one of its arguments.
-        """
+        """The launch, once it is rehearsed, if that is worth it. Raises NothingFits: it needs more memory
+        than the GPU has. InputError: it would not be its plan's run, or ends at one of its arguments."""
 
     def of_oom(self, launch: Launch, report: RunReport, say: Say) -> RehearsedRun | None:
         """What it says of a run that ran out of memory."""

@@ -58,12 +58,8 @@ class FileLock:
 
 
 def acquire(path: Path) -> FileLock | None:
-    """The lock of a file, made if it is missing; None where somebody holds it. Links are not followed.
-
-    Raises:
-        NoLocks: the file system has none.
-        OSError: the file cannot be opened.
-    """
+    """The lock of a file, made if it is missing; None where somebody holds it. Links are not followed. Raises
+    NoLocks: the file system has none. OSError: the file cannot be opened."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path, flags, 0o600)

@@ -47,11 +47,8 @@ class Devices:
 
 
 def visible_gpus(listing: Listing, environment: Mapping[str, str]) -> tuple[tuple[FoundGpu, ...], str]:
-    """The GPUs that a process started here would see, in its order, and the variable that says so.
-
-    Raises:
-        InputError: a MIG instance, a duplicate, or a UUID that fits several GPUs.
-    """
+    """The GPUs that a process started here would see, in its order, and the variable that says so. Raises
+    InputError: a MIG instance, a duplicate, or a UUID that fits several GPUs."""
     gpus, mask = listing.gpus, ""
     for variable in VISIBILITY.get(listing.vendor or "", ()):
         value = environment.get(variable)

@@ -44,11 +44,7 @@ _BATCH = ("micro_batch", "gradient_accumulation")
 
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
     """Why the script will not train, if so, and what to say of its arguments, which stand behind options of
-    ``command``.
-
-    Raises:
-        InputError: an option of the command stands among them.
-    """
+    ``command``. Raises InputError: an option of the command stands among them."""
     notes = argument_warnings.misplaced(facts, target.name, target.arguments, command)
     options = argument_warnings.without_defaults(facts, target.arguments)
     untrained = argument_warnings.why_no_training(options)
@@ -335,11 +331,8 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
 
 
 def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
-    """Warnings where the plan counts on something that only the script can do.
-
-    Raises:
-        InputError: the script would run, as another strategy than the plan's.
-    """
+    """Warnings where the plan counts on something that only the script can do. Raises InputError: the script
+    would run, as another strategy than the plan's."""
     sequence = chosen.get("sequence_parallel", 1)
     if sequence > 1 and options.style not in ("accelerate", "trainer"):
         raise InputError(
@@ -430,11 +423,8 @@ def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) 
 def check_agrees(
     path: str, options: ScriptOptions, config: Mapping[str, Any], *, on_cpu: bool, accept_mismatch: bool
 ) -> tuple[str, ...]:
-    """Hold the script to the file (``config``, as the run has it), which decides with it: warnings.
-
-    Raises:
-        InputError: Transformers would end the run; the message says on what, and the fix.
-    """
+    """Hold the script to the file (``config``, as the run has it), which decides with it: warnings. Raises
+    InputError: Transformers would end the run; the message says on what, and the fix."""
     found = file_mismatches.of_trainer(options, config)
     added = file_mismatches.added_arguments(found)
     if on_cpu and "--bf16" in added and options.given("use_cpu") is None:

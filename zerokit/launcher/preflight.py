@@ -46,11 +46,8 @@ _OWN_OPEN_FILES, _OPEN_FILES_OF_RANK = 40, 5  # of a rank: two pipes, two logs, 
 
 
 def check_packages(backend: Backend, *, engine: str = "deepspeed") -> None:
-    """Whether the launcher and what it needs for the ``engine`` are installed beside this Python.
-
-    Raises:
-        InputError: something is missing; names the command that installs it.
-    """
+    """Whether the launcher and what it needs for the ``engine`` are installed beside this Python. Raises
+    InputError: something is missing; names the command that installs it."""
     required = (name for name in backend.packages if name != "deepspeed" or engine == "deepspeed")
     missing = [name for name in required if installed(name) is None]
     if missing:
@@ -62,10 +59,7 @@ def check_packages(backend: Backend, *, engine: str = "deepspeed") -> None:
 
 def check_open_files(local_ranks: int) -> None:
     """Whether this process may open the pipes, logs and record of each rank; the soft limit is raised if not.
-
-    Raises:
-        NodeUnusable: the hard limit is lower, too.
-    """
+    Raises NodeUnusable: the hard limit is lower, too."""
     required = _OWN_OPEN_FILES + _OPEN_FILES_OF_RANK * local_ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= required:
@@ -79,11 +73,8 @@ def check_open_files(local_ranks: int) -> None:
 
 
 def check_versions(launcher: str, style: str, *, engine: str = "deepspeed") -> None:
-    """Whether the versions of what this launch uses are supported.
-
-    Raises:
-        InputError: names the installed version, those that are supported, and the command that installs one.
-    """
+    """Whether the versions of what this launch uses are supported. Raises InputError: names the installed
+    version, those that are supported, and the command that installs one."""
     used = {launcher} | ({engine} & {"deepspeed"} if style != "none" else set())
     used |= {"accelerate"} if style in ("accelerate", "trainer") else set()
     if (problem := supported.refusal(*used)) is not None:
@@ -91,11 +82,8 @@ def check_versions(launcher: str, style: str, *, engine: str = "deepspeed") -> N
 
 
 def check_stage_on_cpu(config: Mapping[str, Any], ranks: int) -> None:
-    """Whether the installed DeepSpeed can train at this stage on CPU ranks.
-
-    Raises:
-        InputError: it cannot; names the versions that can.
-    """
+    """Whether the installed DeepSpeed can train at this stage on CPU ranks. Raises InputError: it cannot;
+    names the versions that can."""
     zero = config.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else 0
     if isinstance(stage, int) and (problem := supported.cpu_refusal(stage, ranks)) is not None:

@@ -281,12 +281,8 @@ def _parse_line(line: bytes, rank: int) -> tuple[Record | None, str | None]:
 
 
 def read_rank_file(path: Path) -> RankLog:
-    """Read a rank's file, keeping every good line.
-
-    Raises:
-        OSError: the file cannot be opened.
-        ValueError: its name is not that of a rank file.
-    """
+    """Read a rank's file, keeping every good line. Raises OSError: the file cannot be opened. ValueError: its
+    name is not that of a rank file."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(f"{path.name} is not a rank file")

@@ -159,11 +159,8 @@ class _Shortage:
 
 
 def _shortage(launch: Launch, report: RunReport) -> _Shortage:
-    """How much memory the run lacked.
-
-    Raises:
-        NoNextPlan: no other plan would help, or nothing tells how much; for people.
-    """
+    """How much memory the run lacked. Raises NoNextPlan: no other plan would help, or nothing tells how much;
+    for people."""
     failure = report.first_failure
     reason = why_not(launch)
     if reason is not None or launch.plan is None:
@@ -215,11 +212,7 @@ def ways_to_fit(launch: Launch, report: RunReport) -> list[str]:
 
 def next_plan(launch: Launch, report: RunReport, plan_again: PlanAgain) -> SmallerPlan:
     """Plan again, into ``next-plan/`` of the run folder, with less memory than what the reported run went out
-    of.
-
-    Raises:
-        NoNextPlan: with the reason, for people.
-    """
+    of. Raises NoNextPlan: with the reason, for people."""
     short = _shortage(launch, report)
     request, limit, chosen = short.request, short.limit_bytes, short.ran["chosen"]
     folder = launch.run_dir / NEXT_PLAN_FOLDER
@@ -255,11 +248,7 @@ def _another_plan(
     request: Mapping[str, Any], ran: Mapping[str, Any], limit_bytes: int, folder: Path, plan_again: PlanAgain
 ) -> plan_file.PlanFile:
     """Plan this request, for another configuration than what ran. The run is over: nothing that goes wrong
-    here may spoil its end.
-
-    Raises:
-        NoNextPlan: with the reason.
-    """
+    here may spoil its end. Raises NoNextPlan: with the reason."""
     failed: NoNextPlan
     try:
         folder.mkdir(parents=True, exist_ok=True)

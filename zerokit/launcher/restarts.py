@@ -52,11 +52,8 @@ class Checkpoint:
 
 
 def check_resume_option(option: str | None) -> None:
-    """Refuse an option that would not say where the checkpoint is.
-
-    Raises:
-        InputError: it has placeholders that are unknown.
-    """
+    """Refuse an option that would not say where the checkpoint is. Raises InputError: it has placeholders
+    that are unknown."""
     if option is None:
         return
     rest = option
@@ -122,11 +119,7 @@ def why_not(report: RunReport, before: RunReport | None) -> str | None:
 
 def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iterable[str]) -> LaunchOptions:
     """The launch that goes on from a checkpoint, with the first one's options and those that the script's
-    parser knows.
-
-    Raises:
-        NoRestart: nobody says how the script takes a checkpoint.
-    """
+    parser knows. Raises NoRestart: nobody says how the script takes a checkpoint."""
     if checkpoint.kind == "trainer" and options.resume_option is None:
         return replace(options, resume_from=str(checkpoint.path))
     option = options.resume_option

@@ -122,11 +122,8 @@ def _put_aside(folder: Path) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all (temporary file, ``os.replace``).
-
-    Raises:
-        ReportNotWritten: disk full, read-only, or the like.
-    """
+    """Write a file whole or not at all (temporary file, ``os.replace``). Raises ReportNotWritten: disk full,
+    read-only, or the like."""
     try:
         write_whole(path, data, mode=0o600)
     except OSError as error:

@@ -62,11 +62,7 @@ def _meant(rule: str) -> str:
 
 @functools.cache
 def explain(rule: str) -> Explanation:
-    """Everything about a rule.
-
-    Raises:
-        InputError: there is no such rule.
-    """
+    """Everything about a rule. Raises InputError: there is no such rule."""
     example = examples().get(rule)
     if example is None:
         raise InputError(f"--explain {rule}: there is no such rule; {_meant(rule)}")

@@ -70,11 +70,8 @@ _CONFIG_FILE_KIND = Row(
 
 
 def load_deepspeed(path: Path, *, strict: bool = True) -> Document:
-    """Read it.
-
-    Raises:
-        InputError: it cannot be read or is no JSON object; names the file that was probably meant.
-    """
+    """Read it. Raises InputError: it cannot be read or is no JSON object; names the file that was probably
+    meant."""
     is_folder, is_there = False, True
     with contextlib.suppress(OSError):  # a name too long, or no permission: the reader says so
         is_folder, is_there = path.is_dir(), path.exists()
@@ -219,11 +216,7 @@ def parsed(path: str, text: str, grammar: Literal["json", "yaml"]) -> Document:
 
 
 def detect_kind(path: str, text: str) -> str:
-    """What a file is.
-
-    Raises:
-        FileInputError: it cannot be told, or the text cannot be read at all.
-    """
+    """What a file is. Raises FileInputError: it cannot be told, or the text cannot be read at all."""
     name = pathlib.Path(path).name.lower()
     if name.endswith(_OF_OTHERS) or text.startswith("#!"):
         raise FileInputError(path, UNKNOWN, 1, 1)

@@ -125,12 +125,8 @@ class Row(NamedTuple):
         return self.found(document.path, document.location(path), **found)
 
     def found(self, path: str, location: Location, **found: Any) -> Finding:
-        """A finding at a location in a file.
-
-        Args:
-            found: the texts' fields; ``severity`` and ``source``, where they depend on what was found; and
-                attributes of a finding that are not the row's.
-        """
+        """A finding at a location in a file; ``found``: the texts' fields; ``severity`` and ``source``, where
+        they depend on what was found; and attributes of a finding that are not the row's."""
         own = {name: found.pop(name) for name in _OF_A_FINDING & found.keys()}
         return Finding(**{
             "path": path, "location": location, "rule": self.id, "severity": self.severity,

@@ -90,11 +90,8 @@ class Host:
 
 
 def load_hostfile(path: str) -> list[Host]:
-    """Read a hostfile, for launching; warnings pass.
-
-    Raises:
-        FileInputError: the first error, with its line.
-    """
+    """Read a hostfile, for launching; warnings pass. Raises FileInputError: the first error, with its
+    line."""
     hosts: list[Host] = []
     for item in _read(read_text(path, keep_mark=True), path):
         if isinstance(item, Host):

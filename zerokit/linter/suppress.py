@@ -37,11 +37,8 @@ _OPTIONS: Mapping[str, type] = {"for": str, "world-size": int, "strict": bool, "
 
 
 def settings_beside(path: pathlib.Path) -> Settings:
-    """The section of the nearest pyproject.toml, from ``path`` upwards.
-
-    Raises:
-        FileInputError: it cannot be read, or says what is not known.
-    """
+    """The section of the nearest pyproject.toml, from ``path`` upwards. Raises FileInputError: it cannot be
+    read, or says what is not known."""
     for folder in (path, *path.parents):
         file = folder / "pyproject.toml"
         if file.is_file():

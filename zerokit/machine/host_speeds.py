@@ -75,11 +75,7 @@ def load(at: Path | None = None) -> Kept:
 
 
 def add(entry: Reading | Failure, at: Path | None = None) -> None:
-    """Keep one more.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Keep one more. Raises OSError: it cannot be written."""
     at = at or path()
     kept = load(at)
     if isinstance(entry, Reading):

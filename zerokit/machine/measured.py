@@ -90,11 +90,7 @@ def path(environment: Mapping[str, str] | None = None, host: str | None = None) 
 
 
 def save(measured: Measured, to: Path) -> None:
-    """Write the file, folder and all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the file, folder and all. Raises OSError: it cannot be written."""
     to.parent.mkdir(parents=True, exist_ok=True)
     write_whole(to, json.dumps(measured.as_dict(), indent=1) + "\n", through_links=True)
 
@@ -119,11 +115,8 @@ def load(at: Path | None = None) -> tuple[Measured | None, str]:
 
 
 def from_dict(values: Any) -> Measured:
-    """Read back what ``as_dict`` gave.
-
-    Raises:
-        ValueError, TypeError, KeyError: something is missing, unknown or no positive number.
-    """
+    """Read back what ``as_dict`` gave. Raises ValueError, TypeError, KeyError: something is missing, unknown
+    or no positive number."""
     values = dict(values)
     if values.pop("schema") != SCHEMA:
         raise ValueError("another schema")

@@ -58,11 +58,8 @@ def _warning(at: Path, why: str) -> Note:
 
 
 def from_dict(body: Any) -> tuple[Observation, ...]:
-    """Read back what :func:`save` wrote.
-
-    Raises:
-        ValueError, TypeError, KeyError: something is missing, unknown or impossible.
-    """
+    """Read back what :func:`save` wrote. Raises ValueError, TypeError, KeyError: something is missing,
+    unknown or impossible."""
     if not isinstance(body, dict) or body.keys() != {"schema", "zerokit", "observations"}:
         raise ValueError("expected schema, zerokit and observations")
     if body["schema"] != SCHEMA:
@@ -96,11 +93,7 @@ def _observation(number: int, values: Any) -> Observation:
 
 def save(observations: Sequence[Observation], at: Path | None = None) -> tuple[Path, str | None]:
     """Add to the file; of one strategy of one job the newest stays. Returns the file, and a note when one
-    that could not be used was put aside.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    that could not be used was put aside. Raises OSError: it cannot be written."""
     at = at or path()
     at.parent.mkdir(parents=True, exist_ok=True)
     with _locked(at.with_suffix(".lock")):

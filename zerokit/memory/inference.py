@@ -116,20 +116,14 @@ def _passes(
 
 
 def phase_peaks(profile: ModelProfile, job: Job, strategy: Strategy) -> dict[str, int]:
-    """Peak bytes of the pass over the prompt (``prefill``), and of the longest step (``decode``).
-
-    Raises:
-        KeyError: the profile has no such trace.
-    """
+    """Peak bytes of the pass over the prompt (``prefill``), and of the longest step (``decode``). Raises
+    KeyError: the profile has no such trace."""
     return {one.name: one.peak for one in _passes(profile, job, strategy)}
 
 
 def estimate_serving(profile: ModelProfile, job: Job, strategy: Strategy, cluster: Cluster) -> MemoryEstimate:
-    """Predicted memory of serving; every rank is alike. Bytes.
-
-    Raises:
-        KeyError: the profile has no such trace (ask ``estimate.covers`` first).
-    """
+    """Predicted memory of serving; every rank is alike. Bytes. Raises KeyError: the profile has no such trace
+    (ask ``estimate.covers`` first)."""
     settings = deepspeed(strategy.settings)
     passes = _passes(profile, job, strategy, cluster.gpu.cublas_workspace_bytes)
     model = passes[0].model

@@ -90,10 +90,7 @@ def can_be_cut(profile: ModelProfile, trace: ActivationTrace) -> bool:
 @lru_cache(maxsize=64)
 def stages(model: RankModel, count: int) -> tuple[Stage, ...]:
     """Cut a model into ``count`` stages. ``model``: of the whole, tensor-parallel shards already taken.
-
-    Raises:
-        ValueError: the model is not one stack of layers (ask :func:`can_be_cut` first).
-    """
+    Raises ValueError: the model is not one stack of layers (ask :func:`can_be_cut` first)."""
     hidden = _hidden(model.profile)
     if hidden is None or not can_be_cut(model.profile, model.trace):
         raise ValueError("not one stack of layers of a known width")

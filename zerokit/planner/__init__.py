@@ -118,22 +118,16 @@ def plan(
 
 
 def plan_into(options: Mapping[str, Any], folder: Path) -> None:
-    """Plan what a plan's file asks for, and write it into a folder.
-
-    Raises:
-        InputError, NothingFits: as for :func:`plan`.
-    """
+    """Plan what a plan's file asks for, and write it into a folder. Raises InputError, NothingFits: as for
+    :func:`plan`."""
     from zerokit.planner.options import normalized
 
     plan(normalized(options), out=folder, top=1)
 
 
 def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:
-    """Plan a recipe, ``key=value`` changed in it, and write the plan into a folder.
-
-    Raises:
-        InputError: there is no such recipe, or nothing fits.
-    """
+    """Plan a recipe, ``key=value`` changed in it, and write the plan into a folder. Raises InputError: there
+    is no such recipe, or nothing fits."""
     from zerokit.errors import InputError, NothingFits
 
     try:
@@ -227,10 +221,7 @@ def size(
     say: Say | None = None,
 ) -> SizeResult:
     """Find the fewest GPUs of each kind that can do the job; ``file``: a trainer's own, whose job it is.
-
-    Raises:
-        InputError: an argument that cannot be; names it and the fix.
-    """
+    Raises InputError: an argument that cannot be; names it and the fix."""
     from zerokit.planner.size_result import fewest
 
     if file is None:

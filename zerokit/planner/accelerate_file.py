@@ -85,11 +85,8 @@ def read_accelerate_file(
 
 
 def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[Note, ...]]:
-    """The file's strategy with the batch that was given; and what was assumed.
-
-    Raises:
-        InputError: ranks or batch sizes that cannot be.
-    """
+    """The file's strategy with the batch that was given; and what was assumed. Raises InputError: ranks or
+    batch sizes that cannot be."""
     says, job, pins = file.says, request.job, request.pins
     ranks, replicas = request.cluster.gpus, says.settings.replicas
     shards = says.shards or ranks // replicas

@@ -134,10 +134,7 @@ def _tuned(
 
 def keep(request: Request, job: Job, measured: Sequence[tuple[Strategy, float]]) -> tuple[Path, str | None]:
     """Keep measured seconds of a step for later plans; returns the file, and a note where one was damaged.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    Raises OSError: it cannot be written."""
     import time
 
     from zerokit.machine import tuned

@@ -280,11 +280,7 @@ def _named_by_plan(path: str, document: Document, kind: str) -> Iterator[Finding
 
 
 def _look_up(recipe: Recipe, document: Document) -> None:
-    """The model and GPU that a recipe names.
-
-    Raises:
-        FileInputError: there is no such thing.
-    """
+    """The model and GPU that a recipe names. Raises FileInputError: there is no such thing."""
     from zerokit.catalog import gpus, models
 
     for key, look_up in (("gpu", gpus.lookup), ("model", models.lookup)):
@@ -303,11 +299,8 @@ _MOST_PASSES = 5
 
 @contextmanager
 def for_versions(deepspeed: str | None, accelerate: str | None) -> Iterator[None]:
-    """Inside, the tables are of the versions named, else of those installed, else the newest.
-
-    Raises:
-        InputError: no tables of a version that is named.
-    """
+    """Inside, the tables are of the versions named, else of those installed, else the newest. Raises
+    InputError: no tables of a version that is named."""
     from zerokit.linter.accelerate import keys
     from zerokit.linter.deepspeed import tables
     from zerokit.machine.versions import installed
@@ -333,11 +326,8 @@ def check(
     exclude: Sequence[str] = (),
     say: Say = silent,
 ) -> CheckResult:
-    """Lint the files; ``options`` say what they are for (those of a plan that ``check`` takes).
-
-    Raises:
-        InputError: an argument that cannot be.
-    """
+    """Lint the files; ``options`` say what they are for (those of a plan that ``check`` takes). Raises
+    InputError: an argument that cannot be."""
     if settings["unsafe"] and not settings["fix"]:
         raise InputError("⟨unsafe⟩ needs ⟨fix⟩")
     if not paths:

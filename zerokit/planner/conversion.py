@@ -90,11 +90,8 @@ class Conversion(Document):
     files: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: str | Path) -> Conversion:
-        """Write the files; one that is replaced is kept as ``NAME~``.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
+        """Write the files; one that is replaced is kept as ``NAME~``. Raises InputError: the folder cannot be
+        written."""
         folder = Path(folder)
         if (folder / FILE_NAME).exists():
             raise InputError(f"⟨out⟩ {folder}: holds a plan, whose files these would replace; name another")
@@ -117,11 +114,8 @@ def convert(
     model: str | None = None,
     out: str | None = None,
 ) -> Conversion:
-    """Convert a file; ``to``: the other engine where that is not said.
-
-    Raises:
-        InputError: it cannot be read or converted; names the key.
-    """
+    """Convert a file; ``to``: the other engine where that is not said. Raises InputError: it cannot be read
+    or converted; names the key."""
     if to not in (None, "fsdp2", "deepspeed"):
         raise InputError(f"⟨to⟩ {to}: use one of fsdp2, deepspeed")
     with about("path"):
@@ -210,11 +204,8 @@ def _of_plan(path: Path, gpus: int | None, nodes: int | None) -> Source:
 
 
 def _of_deepspeed(config: Mapping[str, Any], block: Mapping[str, Any], precision: object) -> dict[str, Any]:
-    """The keys of DeepSpeed's configuration, with what is unasked.
-
-    Args:
-        block: of an accelerate YAML; without a file in it, Accelerate makes the configuration of its keys.
-    """
+    """The keys of DeepSpeed's configuration, with what is unasked; ``block``: of an accelerate YAML; without
+    a file in it, Accelerate makes the configuration of its keys."""
     if "deepspeed_config_file" in block:
         off = () if from_config(config).precision == "fp16" else ("fp16.",)
         said = {"zero_optimization.stage": 0, "gradient_clipping": 1.0, **dict(counterparts.leaves(config))}
@@ -378,12 +369,8 @@ def _yaml(source: Source, body: Mapping[str, Any]) -> str:
 
 
 def _layers(model: str | None) -> dict[str, Any]:
-    """The classes that a model's code says are gathered whole, as a Trainer's ``fsdp_config`` names them;
-    of no model: nothing.
-
-    Raises:
-        InputError: its code is not here.
-    """
+    """The classes that a model's code says are gathered whole, as a Trainer's ``fsdp_config`` names them; of
+    no model: nothing. Raises InputError: its code is not here."""
     from zerokit.machine.model_code import model_code
     from zerokit.planner.models import config_of
 

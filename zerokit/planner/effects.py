@@ -105,11 +105,8 @@ def unread(options: Options, strategies: Sequence[Strategy]) -> tuple[str, ...]:
 def refuse_beside_file(
     options: Options, path: Path, config: Mapping[str, Any], left_open: Collection[str]
 ) -> None:
-    """Refuse what a DeepSpeed JSON decides, but for the options that it leaves open.
-
-    Raises:
-        InputError: names the option, and the key of the file with its value.
-    """
+    """Refuse what a DeepSpeed JSON decides, but for the options that it leaves open. Raises InputError: names
+    the option, and the key of the file with its value."""
     if is_given(options, "set"):
         raise InputError(f"{_as_written(options, 'set')}: {path} decides it: set it there")
     for name, keys in IN_FILE.items():

@@ -26,11 +26,8 @@ MAX_GPUS = 1 << 20
 
 
 def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
-    """One of ``allowed``; ``None`` when it was not given, or is ``auto``.
-
-    Raises:
-        InputError: something else.
-    """
+    """One of ``allowed``; ``None`` when it was not given, or is ``auto``. Raises InputError: something
+    else."""
     value = options.get(name)
     if value is None or value == "auto":
         return None
@@ -41,11 +38,8 @@ def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
 
 
 def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
-    """A whole number; ``None`` when it was not given.
-
-    Raises:
-        InputError: not a whole number from 1 to ``maximum``.
-    """
+    """A whole number; ``None`` when it was not given. Raises InputError: not a whole number from 1 to
+    ``maximum``."""
     value = options.get(name)
     if value in (None, "auto"):
         return None
@@ -56,21 +50,13 @@ def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int 
 
 
 def share(options: Mapping[str, Any], name: str) -> float | None:
-    """A share from 0 to below 1; ``None`` when it was not given.
-
-    Raises:
-        InputError: not a share.
-    """
+    """A share from 0 to below 1; ``None`` when it was not given. Raises InputError: not a share."""
     value = options.get(name)
     return None if value in (None, "auto") else parse_share(value, f"⟨{name}⟩")
 
 
 def count(options: Mapping[str, Any], name: str) -> int | None:
-    """A count such as 5e8 or 500m; ``None`` when it was not given.
-
-    Raises:
-        InputError: not a count.
-    """
+    """A count such as 5e8 or 500m; ``None`` when it was not given. Raises InputError: not a count."""
     value = options.get(name)
     return None if value in (None, "auto") else parse_count(value, f"⟨{name}⟩")
 
@@ -94,11 +80,7 @@ class Hardware:
 
 
 def hardware(options: Mapping[str, Any]) -> Hardware:
-    """The cluster of the options.
-
-    Raises:
-        InputError: names the option and the fix.
-    """
+    """The cluster of the options. Raises InputError: names the option and the fix."""
     device = choice(options, "device", ("cuda", "cpu", "local"))
     if device == "local" and (options.get("gpu") or options.get("vram")):
         raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ local, which is this machine's hardware")
@@ -177,11 +159,8 @@ _NUMBER_AND_NAME = re.compile(r"\s*(\d+)\s*[x×*]\s*([A-Za-z0-9].*)")
 
 
 def _refuse_number_with_name(options: Mapping[str, Any]) -> None:
-    """``2x4090`` is a number and a name: two options; and so is a name where the number belongs.
-
-    Raises:
-        InputError: with both options written out.
-    """
+    """``2x4090`` is a number and a name: two options; and so is a name where the number belongs. Raises
+    InputError: with both options written out."""
     from zerokit.catalog import gpus
 
     typed = str(options.get("gpus") or "").strip()
@@ -248,10 +227,7 @@ def _gpu(options: Mapping[str, Any]) -> tuple[Gpu | None, tuple[str, ...], int, 
 
 def gpu_of_this_machine() -> tuple[Gpu | None, str, int]:
     """The GPU of this machine with its own memory, the reason in words, and how many there are; None: none.
-
-    Raises:
-        InputError: there are GPUs, and the catalogue or the driver does not say enough of them.
-    """
+    Raises InputError: there are GPUs, and the catalogue or the driver does not say enough of them."""
     from zerokit.machine.detect import detect
 
     machine = detect()
@@ -329,11 +305,8 @@ def _cpu_ranks(
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """GPU name → price of a GPU-hour: one price for all, or one by each name.
-
-    Raises:
-        InputError: not a positive number, two prices of one GPU, or a GPU that is not asked about.
-    """
+    """GPU name → price of a GPU-hour: one price for all, or one by each name. Raises InputError: not a
+    positive number, two prices of one GPU, or a GPU that is not asked about."""
     if text is None:
         return {}
     prices: dict[str, float] = {}
@@ -363,11 +336,8 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
 
 
 def _compared(target: str, part: str, names: Sequence[str]) -> str:
-    """The kind of GPU that a price is of.
-
-    Raises:
-        InputError: it is none of those that are compared, or may be several of the catalogue's.
-    """
+    """The kind of GPU that a price is of. Raises InputError: it is none of those that are compared, or may be
+    several of the catalogue's."""
     from zerokit.catalog import gpus as catalog
 
     if target in names:

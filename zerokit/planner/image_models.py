@@ -33,11 +33,8 @@ class RequestedImages:
 
 
 def requested_images(options: Mapping[str, Any]) -> RequestedImages | None:
-    """The images asked for; ``None``: none.
-
-    Raises:
-        InputError: something is missing, or what is asked for beside them is not modelled with images.
-    """
+    """The images asked for; ``None``: none. Raises InputError: something is missing, or what is asked for
+    beside them is not modelled with images."""
     count, size = integer(options, "images", _MOST_IMAGES), options.get("image_size")
     tower = choice(options, "vision_tower", TOWERS)
     if count is None:
@@ -90,11 +87,8 @@ def built_with_images(
 
 
 def processor_of(config_file: Path) -> Mapping[str, Any]:
-    """The values of ``preprocessor_config.json`` beside a config.json; empty where there is none.
-
-    Raises:
-        FileInputError: it is no JSON object.
-    """
+    """The values of ``preprocessor_config.json`` beside a config.json; empty where there is none. Raises
+    FileInputError: it is no JSON object."""
     from zerokit.strictload import load_json
 
     file = config_file.parent / "preprocessor_config.json"
@@ -107,11 +101,8 @@ def processor_of(config_file: Path) -> Mapping[str, Any]:
 
 
 def with_room(images: SequenceImages | None, seq_len: int) -> SequenceImages | None:
-    """The images, if a sequence of this length has room for their tokens and one of text.
-
-    Raises:
-        InputError: it has not.
-    """
+    """The images, if a sequence of this length has room for their tokens and one of text. Raises InputError:
+    it has not."""
     if images is not None and seq_len <= images.sequence_tokens:
         raise InputError(
             f"⟨seq_len⟩ {seq_len}: too short for {counted(images.count, 'image')}, of "

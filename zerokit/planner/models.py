@@ -34,10 +34,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 def config_file(model: str) -> Path | None:
     """The configuration that ``model`` is, or holds; None: it is no path that exists, nor looks like one.
-
-    Raises:
-        InputError: there is something else, or a JSON file is named that does not exist.
-    """
+    Raises InputError: there is something else, or a JSON file is named that does not exist."""
     path = Path(model)
     if path.is_dir() and not (path := path / MODEL_CONFIG).is_file():
         raise InputError(f"⟨model⟩ {model}: the folder has no {MODEL_CONFIG}")
@@ -336,11 +333,8 @@ class _Read:
 
 
 def _shape(config: Mapping[str, Any], path: str) -> _Read:
-    """The model as Transformers builds it, where that is installed; else as its family's table says.
-
-    Raises:
-        InputError: Transformers cannot build it; or it is not here, and the family's shape is not known.
-    """
+    """The model as Transformers builds it, where that is installed; else as its family's table says. Raises
+    InputError: Transformers cannot build it; or it is not here, and the family's shape is not known."""
     is_modelled = str(config.get("model_type")) in FAMILIES and not has_other_layers(config)
     if find_spec("torch") is None or find_spec("transformers") is None:
         head = named_head(config)
@@ -396,11 +390,8 @@ def _has_family_layers(shape: ModelShape, head: str | None) -> bool:
 
 
 def _check_names(config: Mapping[str, Any], path: str) -> None:
-    """Without Transformers: refuse a class that is not named as its own of the model type are.
-
-    Raises:
-        InputError: names the class.
-    """
+    """Without Transformers: refuse a class that is not named as its own of the model type are. Raises
+    InputError: names the class."""
     kind = str(config.get("model_type"))
     for name in config.get("architectures") or ():
         if not is_named_for(name, kind):
@@ -412,11 +403,8 @@ def _check_names(config: Mapping[str, Any], path: str) -> None:
 
 
 def _check_classes(config: Mapping[str, Any], path: str) -> None:
-    """Refuse a class that is not Transformers' own: its layers may be anything.
-
-    Raises:
-        InputError: names the class, or what the installed Transformers lacks.
-    """
+    """Refuse a class that is not Transformers' own: its layers may be anything. Raises InputError: names the
+    class, or what the installed Transformers lacks."""
     try:
         import transformers
     except ImportError as error:
@@ -482,11 +470,8 @@ _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 def unlike_planned(
     name: str, spelt: str, request: Mapping[str, Any], parameters: int | None, *, by_options: bool = True
 ) -> str | None:
-    """What to say of a model that the script's arguments name, as :func:`another_model`.
-
-    Args:
-        by_options: say which option plans for it, as no command is named that plans with the script.
-    """
+    """What to say of a model that the script's arguments name, as :func:`another_model`; ``by_options``: say
+    which option plans for it, as no command is named that plans with the script."""
     another = another_model(name, spelt, request, parameters)
     if another is None:
         return None

@@ -54,11 +54,8 @@ class StrategyFile:
 
 
 def refuse_errors(path: str, world_size: int | None = None, gpus_per_node: int | None = None) -> None:
-    """Stop where ``zerokit check`` finds errors, with its own words; its warnings stop nothing.
-
-    Raises:
-        InputError: every error of the file, with its fix.
-    """
+    """Stop where ``zerokit check`` finds errors, with its own words; its warnings stop nothing. Raises
+    InputError: every error of the file, with its fix."""
     from zerokit.linter.deepspeed.file import Context
 
     _checked(path, Context(world_size=world_size, gpus_per_node=gpus_per_node), "deepspeed")
@@ -124,11 +121,8 @@ def refuse_errors_on(path: str, strategy: Strategy, cluster: Cluster) -> None:
 
 
 def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
-    """Read a DeepSpeed JSON that decides the strategy; ``options`` say what else was given.
-
-    Raises:
-        InputError: unreadable, what DeepSpeed would refuse, or an argument that the file decides.
-    """
+    """Read a DeepSpeed JSON that decides the strategy; ``options`` say what else was given. Raises
+    InputError: unreadable, what DeepSpeed would refuse, or an argument that the file decides."""
     from zerokit.linter.files import load_deepspeed
 
     document = load_deepspeed(path, strict=False)  # DeepSpeed reads past comments, too
@@ -143,11 +137,8 @@ def read_strategy_file(path: Path, options: Mapping[str, Any]) -> StrategyFile:
 
 
 def settings_beside(options: Mapping[str, Any], path: Path, config: Mapping[str, Any]) -> DeepSpeedSettings:
-    """What DeepSpeed makes of a configuration, with the options that it leaves open.
-
-    Raises:
-        InputError: a value of the wrong kind, or an argument that the file decides.
-    """
+    """What DeepSpeed makes of a configuration, with the options that it leaves open. Raises InputError: a
+    value of the wrong kind, or an argument that the file decides."""
     refuse_beside_file(options, path, config, open_options(config))
     try:
         settings = from_config(config)
@@ -161,11 +152,8 @@ def settings_beside(options: Mapping[str, Any], path: Path, config: Mapping[str,
 
 
 def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[Strategy, tuple[Note, ...]]:
-    """The file's strategy, or plain values with what was given; and what was assumed.
-
-    Raises:
-        InputError: degrees, batch sizes or placements that cannot be.
-    """
+    """The file's strategy, or plain values with what was given; and what was assumed. Raises InputError:
+    degrees, batch sizes or placements that cannot be."""
     pins, cluster = request.pins, request.cluster
     tensor = pins.tensor_parallel or (file.settings.autotp_size if file else 1)
     pipeline, sequence = pins.pipeline_parallel or 1, pins.sequence_parallel or 1
@@ -344,11 +332,8 @@ def open_options(config: Mapping[str, Any]) -> frozenset[str]:
 def with_open_values(
     settings: DeepSpeedSettings, config: Mapping[str, Any], request: Request
 ) -> tuple[DeepSpeedSettings, tuple[Note, ...]]:
-    """The settings with what the file leaves open, batch sizes apart, and a note for each.
-
-    Raises:
-        InputError: a precision that the GPU lacks, or that the file turns off.
-    """
+    """The settings with what the file leaves open, batch sizes apart, and a note for each. Raises InputError:
+    a precision that the GPU lacks, or that the file turns off."""
     notes: list[Note] = []
     precision, note = _precision(settings.precision, config, request)
     notes += note

@@ -46,11 +46,7 @@ def _targets(value: object, name: str) -> object:
 
 
 def parse_image_size(value: object, name: str) -> tuple[int, int]:
-    """Width and height in pixels of ``1280x720``.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Width and height in pixels of ``1280x720``. Raises InputError: it is something else."""
     match = re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", str(value).strip().lower())
     if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
         raise InputError(f"{name}: {value!r}; expected width x height in pixels, for example 1280x720")
@@ -286,11 +282,8 @@ def folded(option: Option, value: str) -> str:
 
 
 def normalized(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as a program gives them (numbers, lists, paths), as the command line gives them: text.
-
-    Raises:
-        InputError: there is no such argument, or its value cannot be.
-    """
+    """Arguments as a program gives them (numbers, lists, paths), as the command line gives them: text. Raises
+    InputError: there is no such argument, or its value cannot be."""
     result: dict[str, Any] = {}
     for name, value in options.items():
         option = BY_NAME.get(name)

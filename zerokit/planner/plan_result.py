@@ -203,12 +203,8 @@ class PlanResult(Document):
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse an ``--out`` that is no folder and cannot become one, or where a plan's files would replace
-    some that no plan wrote; makes nothing.
-
-    Raises:
-        InputError: names what is in the way.
-    """
+    """Refuse an ``--out`` that is no folder and cannot become one, or where a plan's files would replace some
+    that no plan wrote; makes nothing. Raises InputError: names what is in the way."""
     try:
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     except OSError as error:

@@ -104,11 +104,8 @@ def names() -> list[str]:
 
 
 def committed_path(name: str) -> pathlib.Path:
-    """The file of a committed recipe, without opening it.
-
-    Raises:
-        InputError: the name breaks the rule, or there is no such recipe.
-    """
+    """The file of a committed recipe, without opening it. Raises InputError: the name breaks the rule, or
+    there is no such recipe."""
     stem = name.removesuffix(".yaml")
     if len(name) > _MAX_NAME or not NAME.fullmatch(stem):
         raise InputError(
@@ -131,22 +128,14 @@ def _recipe_alike(stem: str) -> str:
 
 
 def load(name: str) -> Recipe:
-    """A committed recipe, by its name.
-
-    Raises:
-        InputError: no such recipe, or a bad name.
-        FileInputError: the file is wrong, with line and column.
-    """
+    """A committed recipe, by its name. Raises InputError: no such recipe, or a bad name. FileInputError: the
+    file is wrong, with line and column."""
     return parse_recipe(load_yaml(committed_path(name)))
 
 
 def load_any(text: str) -> Recipe:
-    """What ``--recipe`` names: a committed recipe, a file, or a ``plan.yaml`` (or its folder).
-
-    Raises:
-        InputError: nothing of that name.
-        FileInputError: the file is wrong, with line and column.
-    """
+    """What ``--recipe`` names: a committed recipe, a file, or a ``plan.yaml`` (or its folder). Raises
+    InputError: nothing of that name. FileInputError: the file is wrong, with line and column."""
     path = pathlib.Path(text)
     if (path / plan_file.FILE_NAME).is_file():
         path = path / plan_file.FILE_NAME
@@ -172,11 +161,8 @@ def load_any(text: str) -> Recipe:
 
 
 def parse_recipe(document: Document) -> Recipe:
-    """Read a recipe strictly.
-
-    Raises:
-        FileInputError: an unknown key, a value out of range, a missing one; with line and column.
-    """
+    """Read a recipe strictly. Raises FileInputError: an unknown key, a value out of range, a missing one;
+    with line and column."""
     body = document.value
     if not isinstance(body, dict):
         raise document.error((), "a recipe is a mapping of keys")
@@ -346,11 +332,8 @@ def named_in_refusals(typed: Mapping[str, Any], requested: Mapping[str, Any]) ->
 
 
 def copy(name: str, destination: str | pathlib.Path) -> pathlib.Path:
-    """Copy a committed recipe to a folder or a new file, to be changed; returns its path.
-
-    Raises:
-        InputError: no such recipe; the destination exists or cannot be written.
-    """
+    """Copy a committed recipe to a folder or a new file, to be changed; returns its path. Raises InputError:
+    no such recipe; the destination exists or cannot be written."""
     source = committed_path(name)
     target = pathlib.Path(destination)
     if target.is_dir() or str(destination).endswith(os.sep):

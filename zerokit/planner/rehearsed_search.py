@@ -238,11 +238,7 @@ class RehearsedSearch(Generic[Outcome]):
 
     def _kept(self, ranked: Sequence[Candidate], *, in_time: bool) -> Sequence[Candidate]:
         """Those whose rehearsal did not fail; once the time is over and a rehearsed plan fits, from the
-        fastest rehearsed one on.
-
-        Raises:
-            InputError: all failed.
-        """
+        fastest rehearsed one on. Raises InputError: all failed."""
         told = {same_memory(few.strategy) for few in self._unjudged}
         failed = {same_memory(strategy) for strategy in self.failed} - told
         usable = [candidate for candidate in ranked if same_memory(candidate.strategy) not in failed]

@@ -46,11 +46,7 @@ _TIMED = "the step time is that of the model's own loss"
 
 
 def loss_of(options: Mapping[str, Any]) -> str:
-    """The loss that was asked for.
-
-    Raises:
-        InputError: it is none, or one that is not modelled.
-    """
+    """The loss that was asked for. Raises InputError: it is none, or one that is not modelled."""
     if options.get("loss") in ("tiled", "alst"):
         raise InputError(
             "⟨loss⟩ tiled: not modelled: DeepSpeed's TiledFusedLogitsLoss runs the head's "
@@ -60,11 +56,8 @@ def loss_of(options: Mapping[str, Any]) -> str:
 
 
 def refuse_strategy(job: Job, strategy: Strategy) -> None:
-    """Refuse what only the strategy shows.
-
-    Raises:
-        InputError: names the loss, and what it is not modelled with.
-    """
+    """Refuse what only the strategy shows. Raises InputError: names the loss, and what it is not modelled
+    with."""
     settings = strategy.settings
     if job.loss == "cut" and settings.precision == "fp32":
         raise InputError("⟨loss⟩ cut: cut-cross-entropy takes bf16 and fp16 alone; use chunked or liger")
@@ -96,11 +89,8 @@ class ResolvedRequest:
 def _refuse_unmodelled(
     options: Mapping[str, Any], job: Job, shape: ModelShape, machine: Hardware, pins: Pins
 ) -> None:
-    """Refuse an attention, a loss and activations on the host where their bytes are not known.
-
-    Raises:
-        InputError: names the option, and what it is not modelled with.
-    """
+    """Refuse an attention, a loss and activations on the host where their bytes are not known. Raises
+    InputError: names the option, and what it is not modelled with."""
     gpu = machine.cluster.gpu
     # it came with Ampere, as bf16 did: README of Dao-AILab/flash-attention, "NVIDIA CUDA Support"
     if job.attention == "flash_attention_2" and not machine.on_cpu and not gpu.supports("bf16"):
@@ -204,11 +194,8 @@ def resolve(
 
 
 def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> int:
-    """The length of a sequence; what to say of it is added to ``notes``.
-
-    Raises:
-        InputError: the model fails at such a length.
-    """
+    """The length of a sequence; what to say of it is added to ``notes``. Raises InputError: the model fails
+    at such a length."""
     max_seq_len = chosen.max_seq_len
     length = integer(options, "seq_len", 10**8)
     if str(options.get("seq_len")).strip()[-1:] in ("k", "K"):
@@ -302,12 +289,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
 def _adapters(
     options: Mapping[str, Any], method: str, chosen: Chosen, row: Trainer, notes: list[Note]
 ) -> Lora | None:
-    """The adapters that are trained; ``row``: the trainer's defaults.
-
-    Raises:
-        InputError: they are described where all weights are trained, on no module, or with a dropout that
-            peft refuses.
-    """
+    """The adapters that are trained; ``row``: the trainer's defaults. Raises InputError: they are described
+    where all weights are trained, on no module, or with a dropout that peft refuses."""
     rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
     dropout = share(options, "lora_dropout")
     if method == "full":
@@ -334,11 +317,8 @@ def _adapters(
 
 
 def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:
-    """Refuse quantised weights that cannot be trained around; what to say of the others.
-
-    Raises:
-        InputError: names the argument and the fix.
-    """
+    """Refuse quantised weights that cannot be trained around; what to say of the others. Raises InputError:
+    names the argument and the fix."""
     if quantization == "none" or options.get("inference"):
         return []
     if quantization != "int8" or method != "lora":
@@ -430,11 +410,8 @@ _SETTABLE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _fixed_settings(options: Mapping[str, Any]) -> DeepSpeedSettings:
-    """What ⟨set⟩ says, beside DeepSpeed's defaults.
-
-    Raises:
-        InputError: a key that it does not take, or a value that the key does not.
-    """
+    """What ⟨set⟩ says, beside DeepSpeed's defaults. Raises InputError: a key that it does not take, or a
+    value that the key does not."""
     config: dict[str, dict[str, object]] = {}
     for part in filter(None, str(options.get("set") or "").split(",")):
         key, _, value = part.strip().partition("=")
@@ -451,11 +428,8 @@ def _fixed_settings(options: Mapping[str, Any]) -> DeepSpeedSettings:
 
 
 def refuse_other_engines(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    """Refuse an engine that is not among the known ones; ``what``: cannot have it, and what to use.
-
-    Raises:
-        InputError: one was asked for.
-    """
+    """Refuse an engine that is not among the known ones; ``what``: cannot have it, and what to use. Raises
+    InputError: one was asked for."""
     engine = options.get("engine")
     if engine not in (None, *known):
         raise InputError(f"⟨engine⟩ {engine}: {what}")

@@ -365,10 +365,7 @@ _COUNTED = ("gpus-assumed", "nodes-assumed")
 
 def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
     """The fewest GPUs of each kind; ``gpu`` and ``method`` may name several with commas, ``gpus`` the most.
-
-    Raises:
-        InputError: an argument that cannot be; names it and the fix.
-    """
+    Raises InputError: an argument that cannot be; names it and the fix."""
     from zerokit.catalog.gpus import for_vram
     from zerokit.planner.options import given_options
     from zerokit.search.sizing import sizes
@@ -496,11 +493,8 @@ def _unread(options: Mapping[str, Any], sizes: Sequence[Size]) -> tuple[str, ...
 
 
 def _methods(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The methods that are asked about, in the order of the answer; none: none was named.
-
-    Raises:
-        InputError: one that there is not, or that the other options leave no room for.
-    """
+    """The methods that are asked about, in the order of the answer; none: none was named. Raises InputError:
+    one that there is not, or that the other options leave no room for."""
     given = options.get("method")
     named = [part.strip().lower() for part in str(given or "").split(",") if part.strip() not in ("", "auto")]
     for name in named:

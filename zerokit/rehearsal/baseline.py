@@ -56,14 +56,8 @@ class Baseline:
 
     @classmethod
     def read(cls, path: Path, max_growth: str) -> Baseline:
-        """Read a baseline's file, or learn that there is none.
-
-        Args:
-            max_growth: such as ``2%``.
-
-        Raises:
-            InputError: a share that is none; a file that is no complete rehearsal.
-        """
+        """Read a baseline's file, or learn that there is none; ``max_growth``: such as ``2%``. Raises
+        InputError: a share that is none; a file that is no complete rehearsal."""
         share = _share(max_growth)
         if not path.exists():
             return cls(path=path, max_growth=share, before=None)
@@ -77,12 +71,8 @@ class Baseline:
         return cls(path=path, max_growth=share, before=before)
 
     def compare(self, done: Rehearsal) -> SinceBaseline:
-        """A complete rehearsal beside it; where there is none, this one is written.
-
-        Raises:
-            InputError: it is of another GPU, or of other ranks.
-            ReportNotWritten: the file cannot be written.
-        """
+        """A complete rehearsal beside it; where there is none, this one is written. Raises InputError: it is
+        of another GPU, or of other ranks. ReportNotWritten: the file cannot be written."""
         before = self.before
         if before is None:
             with _writing(self.path):
@@ -175,11 +165,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def append_summary(path: Path, done: Rehearsal, name: str) -> None:
     """Append a summary for a pull request in Markdown: the verdict, and each figure that grew beside what
-    holds the growth.
-
-    Raises:
-        ReportNotWritten: the file cannot be written.
-    """
+    holds the growth. Raises ReportNotWritten: the file cannot be written."""
     lines, since = [f"### Rehearsal of {name}", "", done.verdict], done.baseline
     if since is not None:
         lines += ["", f"{since.text[0].upper()}{since.text[1:]}."]

@@ -57,11 +57,8 @@ def rehearsed_strategy(done: Rehearsal, strategy: Strategy) -> RehearsedStrategy
 
 
 def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Rehearsal | str:
-    """The rehearsal with all layers, or why these two do not tell.
-
-    Args:
-        folder: where the engine's configuration was written.
-    """
+    """The rehearsal with all layers, or why these two do not tell; ``folder``: where the engine's
+    configuration was written."""
     if fewer.few_layers is None or more.few_layers is None:
         return "the model has no more than a few"
     (low,), (high,), of = fewer.few_layers["layers"], more.few_layers["layers"], more.few_layers["of"]
@@ -113,11 +110,8 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
 
 
 def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Request, Strategy]:
-    """The request and the strategy that an engine ran with, its model with all layers.
-
-    Raises:
-        ZerokitError: no plan says them.
-    """
+    """The request and the strategy that an engine ran with, its model with all layers. Raises ZerokitError:
+    no plan says them."""
     engine = done.engine or {}
     nodes = -(-done.gpus // gpu.max_gpus_per_node)
     options: dict[str, Any] = {"gpu": done.gpu, "gpus": str(done.gpus)}
@@ -141,11 +135,8 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
 
 
 def _divided(facts: Mapping[str, Any], ranks: int, rows: int, batches: int) -> Fsdp2Settings:
-    """The settings that FSDP2 ran with; an optimizer that is not fused shows in what layers take.
-
-    Raises:
-        InputError: what it ran with could not be read.
-    """
+    """The settings that FSDP2 ran with; an optimizer that is not fused shows in what layers take. Raises
+    InputError: what it ran with could not be read."""
     if None in (facts["sharding"], facts["reshard_after_forward"], facts["precision"], facts["wrapping"]):
         raise InputError("what FSDP2 ran with is not known")
     return Fsdp2Settings(

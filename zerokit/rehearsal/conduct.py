@@ -267,11 +267,7 @@ def _once(
 
 
 def fake_gpu(request: RehearsalRequest, ranks: int) -> FakeGpu:
-    """The GPU that one of so many ranks sees.
-
-    Raises:
-        InputError: a GPU that cannot be rehearsed.
-    """
+    """The GPU that one of so many ranks sees. Raises InputError: a GPU that cannot be rehearsed."""
     return FakeGpu.of(request.gpu, min(ranks, request.gpu.max_gpus_per_node))
 
 
@@ -298,11 +294,8 @@ def _run(
     request: RehearsalRequest, script: PreparedScript, folder: Path, progress: Callable[[str], None],
     exchange: Exchange, fewest_steps: int, zygote: Zygote,
 ) -> tuple[dict[str, Any] | None, str]:  # fmt: skip
-    """The process's report, None where it left none, and the end of what it printed.
-
-    Raises:
-        Stale: as :meth:`Zygote.rehearse`.
-    """
+    """The process's report, None where it left none, and the end of what it printed. Raises Stale: as
+    :meth:`Zygote.rehearse`."""
     began, limit = time.monotonic(), request.limit_seconds
     output = folder / "output"
     link_data_cache(user_data_cache(script.environment), make_caches(folder))

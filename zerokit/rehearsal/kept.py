@@ -153,10 +153,7 @@ class _Kept:
 
     def write(self, done: Rehearsal, records: Iterable[tuple[str, str]], began_ns: int) -> None:
         """Keep an answer, unless something that it read has changed meanwhile, or is named by a secret.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
+        Raises OSError: the cache cannot be written."""
         wanted = sorted({*records, *_unseen(self.request, records)})
         if len(wanted) > _MOST_PATHS:
             return

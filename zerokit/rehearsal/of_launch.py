@@ -187,11 +187,8 @@ class LaunchRehearsals:
 
 
 def _hold_to_plan(done: Rehearsal, launch: Launch, say: Say) -> None:
-    """Say where the command does another job than its plan's.
-
-    Raises:
-        InputError: so that the run would end as not planned.
-    """
+    """Say where the command does another job than its plan's. Raises InputError: so that the run would end as
+    not planned."""
     if done.engine is None or launch.held_to is None:
         return
     details = {"generate": {"count": int("generate" in done.ranks[0].phases)}}

@@ -51,11 +51,8 @@ class FakeGpu:
 
     @classmethod
     def of(cls, gpu: Gpu, count: int) -> FakeGpu:
-        """Build it from a GPU in the catalogue.
-
-        Raises:
-            InputError: a GPU of whose chip the catalogue says nothing, as of all of AMD's.
-        """
+        """Build it from a GPU in the catalogue. Raises InputError: a GPU of whose chip the catalogue says
+        nothing, as of all of AMD's."""
         chip = gpu.chip
         if chip is None:
             from zerokit.catalog import gpus

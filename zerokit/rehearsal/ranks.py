@@ -119,11 +119,7 @@ class Senders:
         self.rehearsed: dict[int, Rehearsal] = {}
 
     def rehearse(self, request: RehearsalRequest) -> Rehearsal:
-        """One rank, after those that it needs.
-
-        Raises:
-            InputError: as :func:`rehearse`.
-        """
+        """One rank, after those that it needs. Raises InputError: as :func:`rehearse`."""
         deadline = _deadline(request)
         self._waiting.append(request.rank)
         try:
@@ -225,11 +221,7 @@ Item = TypeVar("Item")
 
 
 def parse(text: str) -> tuple[int | str, ...]:
-    """``0,7`` or ``0,last``.
-
-    Raises:
-        InputError: not such a list.
-    """
+    """``0,7`` or ``0,last``. Raises InputError: not such a list."""
     ranks: list[int | str] = []
     for part in text.split(","):
         word = part.strip()

@@ -110,12 +110,8 @@ def _key(name: str) -> str:
 
 
 def rehearse(target: Target, asked: RehearsalArguments) -> Rehearsal:
-    """Rehearse what was asked for, of this script.
-
-    Raises:
-        InputError: as :func:`request_of`; a script or ranks that are not there; versions or a baseline that
-            cannot be read.
-    """
+    """Rehearse what was asked for, of this script. Raises InputError: as :func:`request_of`; a script or
+    ranks that are not there; versions or a baseline that cannot be read."""
     from zerokit.launcher.plan_agreement import of_missing_model
     from zerokit.rehearsal import ranks as several
     from zerokit.script.argument_warnings import without_defaults
@@ -171,11 +167,8 @@ def divided_otherwise(done: Rehearsal, folder: str) -> str:
 
 
 def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
-    """What to rehearse; ``asked.say`` hears what was assumed.
-
-    Raises:
-        InputError: an unknown GPU, a size or a plan that cannot be read, a folder that cannot be made.
-    """
+    """What to rehearse; ``asked.say`` hears what was assumed. Raises InputError: an unknown GPU, a size or a
+    plan that cannot be read, a folder that cannot be made."""
     plan = os.fspath(asked.plan) if asked.plan is not None else None
     card, memory_named = _gpu(asked.gpu, asked.vram, plan, asked.say)
     folder = Path(asked.out) if asked.out is not None else None

@@ -124,11 +124,7 @@ class PlanUse:
 
 
 def ranks_of(plan: PlanUse, gpus: int | None) -> int:
-    """The ranks of a run: those asked for, the plan's, or one.
-
-    Raises:
-        InputError: no such plan.
-    """
+    """The ranks of a run: those asked for, the plan's, or one. Raises InputError: no such plan."""
     return gpus or (read_plan(plan.folder)[0].world_size if plan.folder is not None else 1)
 
 
@@ -141,11 +137,8 @@ def prepare(
     target: Target, *, plan: PlanUse, ranks: int | None, rank: int, launcher: str, folder: Path,
     base: Mapping[str, str] = os.environ,
 ) -> PreparedScript:  # fmt: skip
-    """Decide arguments, configuration and environment. Writes the configuration into ``folder``.
-
-    Raises:
-        InputError: no such script, plan or launcher; or a script that contradicts its plan.
-    """
+    """Decide arguments, configuration and environment. Writes the configuration into ``folder``. Raises
+    InputError: no such script, plan or launcher; or a script that contradicts its plan."""
     if launcher not in LAUNCHERS:
         raise InputError(f"--launcher {launcher}: use one of {', '.join(LAUNCHERS)}")
     facts = script_reader.read_target(target)

@@ -130,11 +130,8 @@ def contradiction(done: Rehearsal, parameters: int, method: str) -> str | None:
 
 
 def _model(config: Mapping[str, Any] | None, engine: Mapping[str, Any]) -> str:
-    """A name of the catalogue, or the path of the configuration among our cached files.
-
-    Raises:
-        InputError: there is no configuration.
-    """
+    """A name of the catalogue, or the path of the configuration among our cached files. Raises InputError:
+    there is no configuration."""
     if config is None:
         raise InputError(
             "the script's model is not one of Transformers, so its configuration is not known: "

@@ -148,11 +148,7 @@ class _Process:
         return self._process.poll() is not None
 
     def ask(self, value: Any, files: Sequence[int], limit_seconds: float | None) -> Any:
-        """Its answer; None: it ended.
-
-        Raises:
-            TimeoutError: there was none in time.
-        """
+        """Its answer; None: it ended. Raises TimeoutError: there was none in time."""
         self._wire.settimeout(None if limit_seconds is None else max(limit_seconds, _LEAST_SECONDS))
         try:
             wire.send(self._wire, value, files)
@@ -269,11 +265,8 @@ class Zygote:
         return process.end() if process is not None else (0, b"")
 
     def sees(self, gpu: FakeGpu, base: Mapping[str, str], folder: Path) -> Path:
-        """Where the next script to run sees its temporary folder, ``folder``.
-
-        Args:
-            base: its variables, without those of a rehearsal.
-        """
+        """Where the next script to run sees its temporary folder, ``folder``; ``base``: its variables,
+        without those of a rehearsal."""
         process = self._ready(gpu, base)
         return process.folder if process.no_namespaces is None else folder
 

@@ -210,20 +210,14 @@ def _row(run: RunReport, rank: RankReport) -> dict[str, Any]:
 
 
 def write_html(path: Path, report: RunReport | Mapping[str, Any], run_dir: Path | None = None) -> None:
-    """Write the page of a run to ``path``, whole or not at all. ``run_dir``: where its plan lies.
-
-    Raises:
-        ReportNotWritten: as :func:`write_page`.
-    """
+    """Write the page of a run to ``path``, whole or not at all. ``run_dir``: where its plan lies. Raises
+    ReportNotWritten: as :func:`write_page`."""
     write_page(path, render_html(report, read_context(run_dir) if run_dir is not None else None))
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page to ``path``, whole or not at all; its folder is made.
-
-    Raises:
-        ReportNotWritten: the folder cannot be written, or the disk is full.
-    """
+    """Write a page to ``path``, whole or not at all; its folder is made. Raises ReportNotWritten: the folder
+    cannot be written, or the disk is full."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, through_links=True)

@@ -438,11 +438,7 @@ _Model = TypeVar("_Model", bound=_Part)
 
 def checked(model: type[_Model], values: Mapping[str, Any], name: str, problems: list[str]) -> _Model:
     """A part of a report from what a stranger's or a broken file held: a field that cannot be is left out,
-    with a sentence in ``problems`` on ``name``.
-
-    Raises:
-        ValidationError: a required field cannot be.
-    """
+    with a sentence in ``problems`` on ``name``. Raises ValidationError: a required field cannot be."""
     clean = plain(values)
     try:
         return model.model_validate(clean)
@@ -480,11 +476,7 @@ def _finite(text: str) -> float:
 
 
 def load_report(path: Path) -> RunReport:
-    """Read and check a ``report.json``.
-
-    Raises:
-        FileInputError: it is missing, damaged, or not a report.
-    """
+    """Read and check a ``report.json``. Raises FileInputError: it is missing, damaged, or not a report."""
     try:
         data = read_regular(path, _MOST_BYTES)
     except OSError as error:

@@ -53,11 +53,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def rule(rule_id: str) -> Rule:
-    """The rule of that id.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The rule of that id. Raises KeyError: there is none."""
     return {candidate.id: candidate for candidate in all_rules()}[rule_id]
 
 

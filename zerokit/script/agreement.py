@@ -36,22 +36,14 @@ def _own_configuration(facts: ScriptFacts, style: str) -> list[str]:
 
 
 def check_reaches(facts: ScriptFacts, style: str) -> None:
-    """Refuse a DeepSpeed file for a script that makes its own.
-
-    Raises:
-        InputError: names the call.
-    """
+    """Refuse a DeepSpeed file for a script that makes its own. Raises InputError: names the call."""
     for obstacle in _own_configuration(facts, style):
         raise InputError(f"the DeepSpeed file does not reach the script: {obstacle}")
 
 
 def refuse_unplannable(options: ScriptOptions, engine: str) -> None:
     """Refuse a script that would train with a configuration of its own under each plan, where plans are to be
-    compared.
-
-    Raises:
-        InputError: names the file, or the line.
-    """
+    compared. Raises InputError: names the file, or the line."""
     if options.own_deepspeed_file is not None:
         _, where = options.own_deepspeed_file
         raise InputError(

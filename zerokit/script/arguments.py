@@ -43,11 +43,8 @@ class ArgumentFile:
 
 
 def argument_file(arguments: Sequence[str], facts: ScriptFacts) -> ArgumentFile | None:
-    """The file that ``--config FILE`` names, or the one given in place of all options.
-
-    Raises:
-        InputError: a script that parses TrainingArguments would read it, and it does not exist.
-    """
+    """The file that ``--config FILE`` names, or the one given in place of all options. Raises InputError: a
+    script that parses TrainingArguments would read it, and it does not exist."""
     parses = facts.parses_training_arguments or not facts.options
     first = arguments[0] if arguments else ""
     if first.endswith(ARGUMENT_FILES) and not first.startswith("-") and parses:
@@ -151,11 +148,8 @@ def is_like(actual: object, planned: object) -> bool:
 
 
 def refuse_misspelt(arguments: Sequence[str]) -> None:
-    """Stop at braces that hold a name like a placeholder's; others are the script's own.
-
-    Raises:
-        InputError: names them, and the placeholder that was probably meant.
-    """
+    """Stop at braces that hold a name like a placeholder's; others are the script's own. Raises InputError:
+    names them, and the placeholder that was probably meant."""
     for braces in (found for word in arguments for found in _BRACES.findall(word)):
         name = braces.lower().replace("-", "_")
         meant = [] if braces in PLACEHOLDERS or name in _SCRIPTS_OWN else much_alike(name, PLACEHOLDERS)

@@ -56,14 +56,8 @@ class Resolved:
 
 
 def target_of(module: str | None, words: tuple[str, ...], command: str = "launch") -> Resolved:
-    """What ``-m MODULE`` with ``words`` as its arguments, or ``words`` alone, name.
-
-    Args:
-        command: of zerokit, that was typed.
-
-    Raises:
-        InputError: as :func:`resolve`.
-    """
+    """What ``-m MODULE`` with ``words`` as its arguments, or ``words`` alone, name; ``command``: of zerokit,
+    that was typed. Raises InputError: as :func:`resolve`."""
     if module:
         return Resolved(target=Target(script=None, module=module, arguments=words))
     return resolve(words[0], words[1:], command)
@@ -72,11 +66,8 @@ def target_of(module: str | None, words: tuple[str, ...], command: str = "launch
 def named_target(
     script: str | os.PathLike[str] | None, module: str | None, arguments: Sequence[object]
 ) -> Target:
-    """What a program asks for: a script or console command, or a module, with its arguments.
-
-    Raises:
-        InputError: neither or both are named, or the arguments are one text; otherwise as :func:`resolve`.
-    """
+    """What a program asks for: a script or console command, or a module, with its arguments. Raises
+    InputError: neither or both are named, or the arguments are one text; otherwise as :func:`resolve`."""
     if (script is None) == (module is None):
         raise InputError("⟨script⟩ or ⟨module⟩: name one of them")
     if isinstance(arguments, str | bytes):

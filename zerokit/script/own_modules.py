@@ -26,11 +26,7 @@ def installed_package(path: Path) -> Path | None:
 
 
 def find_module(module: str) -> Path:
-    """The file of a module here or of an installed package.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The file of a module here or of an installed package. Raises InputError: there is none."""
     path = _module_of(module)
     if path is None:
         meant = _meant(module)

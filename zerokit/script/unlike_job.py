@@ -73,11 +73,8 @@ def longest_sequence(options: ScriptOptions) -> Stated | None:
 
 
 def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a plan, with the optimizer that the script has where none was given.
-
-    Raises:
-        InputError: another one was given than the script's, or the script's is not modelled.
-    """
+    """The options of a plan, with the optimizer that the script has where none was given. Raises InputError:
+    another one was given than the script's, or the script's is not modelled."""
     decided = script.decided("optim") if script.style == "trainer" else None
     if decided is None or options.get("inference"):
         return dict(options)

@@ -139,11 +139,8 @@ class ScriptPlanning:
         )  # fmt: skip
 
     def plan(self, top: int) -> PlanResult:
-        """Probe the script, search, and rehearse what comes to the front.
-
-        Raises:
-            InputError, NothingFits: as for a plan without a script.
-        """
+        """Probe the script, search, and rehearse what comes to the front. Raises InputError, NothingFits: as
+        for a plan without a script."""
         facts = read_target(self.target)
         unread_options = misplaced(facts, self.target.name, self.target.arguments, "plan")
         named = of_missing_model(without_defaults(facts, self.target.arguments))
@@ -188,11 +185,7 @@ class ScriptPlanning:
         return another_model(*named, self.options, None)
 
     def _check(self, facts: ScriptFacts) -> None:
-        """Refuse what no rehearsal can be made of.
-
-        Raises:
-            CannotRehearse: says why.
-        """
+        """Refuse what no rehearsal can be made of. Raises CannotRehearse: says why."""
         if facts.style == "none":
             raise CannotRehearse(f"no plan's configuration reaches it ({facts.why})")
         untrained = why_no_training(self._script)
@@ -216,12 +209,8 @@ class ScriptPlanning:
         return replace(read, request=self._planned.request, options={**read.options, **self._planned.decided})
 
     def _probed(self) -> ResolvedRequest:
-        """Rehearse at two batch sizes, without and with checkpointing where the script can do both.
-
-        Raises:
-            CannotRehearse: none went to the end.
-            InputError: the model that was named is not the script's.
-        """
+        """Rehearse at two batch sizes, without and with checkpointing where the script can do both. Raises
+        CannotRehearse: none went to the end. InputError: the model that was named is not the script's."""
         read = self._resolved()
         if read.request.on_cpu:
             raise CannotRehearse(
@@ -407,11 +396,7 @@ class ScriptPlanning:
         return f"{name or self.search.profile.name} {size}"
 
     def _plan_unrehearsed(self, why: CannotRehearse, top: int) -> PlanResult:
-        """Plan as if there were no script, and say so.
-
-        Raises:
-            InputError: no model was named either.
-        """
+        """Plan as if there were no script, and say so. Raises InputError: no model was named either."""
         failure = f"{self.search.profile.name} could not be rehearsed: {why}"
         if not self._decisions.names_model:
             if why.to_fix:

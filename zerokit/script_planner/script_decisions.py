@@ -127,10 +127,7 @@ class ScriptDecisions:
 
     def take_model(self, done: Rehearsal, planned: Strategy) -> bool:
         """Keep the model, its method and its length, where nobody gave them; whether there is something.
-
-        Raises:
-            InputError: others were asked for, or the script's model is not known and none was named.
-        """
+        Raises InputError: others were asked for, or the script's model is not known and none was named."""
         self._refuse_unlike_length(done, planned)
         refuse_unlike_method(done, self.asked, self.adapters_option)
         found, notes = options_of(done, self.asked, planned.sequence_parallel)
@@ -153,11 +150,8 @@ class ScriptDecisions:
             raise unlike_script("seq_len", asked, why, f"change the script's data to {asked}")
 
     def refuse_unlike_model(self, done: Rehearsal, parameters: int, method: str) -> None:
-        """Stop where the model that was named is not the script's.
-
-        Raises:
-            InputError: says how many parameters both have.
-        """
+        """Stop where the model that was named is not the script's. Raises InputError: says how many
+        parameters both have."""
         why = contradiction(done, parameters, method) if self.names_model else None
         if why is not None:
             raise InputError(f"{why}; {self.leave_model_out}")
@@ -172,11 +166,8 @@ class ScriptDecisions:
         return rows not in (None, micro)
 
     def take_batch(self, fed: Fed) -> int | None:
-        """Keep the batch that the script feeds, where that is not the one it was told; None: it is.
-
-        Raises:
-            InputError: another one was asked for.
-        """
+        """Keep the batch that the script feeds, where that is not the one it was told; None: it is. Raises
+        InputError: another one was asked for."""
         rows = next((rows for rows, _ in fed.values()), None)
         if self.style == "trainer" or rows is None or len(set(fed.values())) > 1:
             return None

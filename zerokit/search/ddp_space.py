@@ -13,11 +13,8 @@ from zerokit.search.space import Layout, Pins, Request, Space
 
 
 def load_dtype(space: Space) -> str:
-    """Precision of the weights as the script loads them.
-
-    Raises:
-        InputError: the one that is given is not trained in.
-    """
+    """Precision of the weights as the script loads them. Raises InputError: the one that is given is not
+    trained in."""
     given = space.pins.load_dtype
     if given not in (None, "fp32", space.precision):
         raise InputError(
@@ -61,19 +58,11 @@ class DdpSpace(Engine):
         return 3.0 * (4 if load_dtype(space) == "fp32" else 2) * space.shape.block_parameters
 
     def check(self, space: Space, layout: Layout) -> None:
-        """Refuse what is an engine's.
-
-        Raises:
-            InputError: names the option.
-        """
+        """Refuse what is an engine's. Raises InputError: names the option."""
         _refuse(space.pins, space.job, layout)
 
     def plain(self, request: Request, layout: Layout) -> tuple[None, None]:
-        """Return the one.
-
-        Raises:
-            InputError: what is fixed is an engine's.
-        """
+        """Return the one. Raises InputError: what is fixed is an engine's."""
         _refuse(request.pins, request.job, layout)
         return None, None
 

@@ -41,11 +41,8 @@ class OffloadChoice:
 
 
 def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
-    """Refuse what DeepSpeed refuses of an optimizer that the script makes; ``None``: not fixed.
-
-    Raises:
-        InputError: names the option.
-    """
+    """Refuse what DeepSpeed refuses of an optimizer that the script makes; ``None``: not fixed. Raises
+    InputError: names the option."""
     optimizer = None if job.inference else client_optimizer(job.optimizer)
     if optimizer is not None and offload not in (None, "none"):
         raise InputError(
@@ -305,11 +302,7 @@ class DeepSpeedSpace(Engine):
             )  # fmt: skip
 
     def check(self, space: Space, layout: Layout) -> None:
-        """Refuse a stage and offloads that cannot be.
-
-        Raises:
-            InputError: names the option.
-        """
+        """Refuse a stage and offloads that cannot be. Raises InputError: names the option."""
         pins = space.pins
         if pins.zero_stage is None:
             return
@@ -334,11 +327,8 @@ class DeepSpeedSpace(Engine):
         return replace(pins, zero_stage=stage, **{name: getattr(sizes, name) for name in names})
 
     def plain(self, request: Request, layout: Layout) -> tuple[OffloadChoice, Knobs]:
-        """Stage 0 and DeepSpeed's own sizes, but for what is fixed.
-
-        Raises:
-            InputError: an offload that the stage does not have.
-        """
+        """Stage 0 and DeepSpeed's own sizes, but for what is fixed. Raises InputError: an offload that the
+        stage does not have."""
         pins = request.pins
         placement = OffloadChoice(
             stage=pins.zero_stage or 0,

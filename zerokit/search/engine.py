@@ -76,11 +76,8 @@ class Engine(ABC):
 
     @abstractmethod
     def plain(self, request: Request, layout: Layout) -> tuple[Placement, Sizes]:
-        """The placement and sizes that pins fix, and plain ones where they do not.
-
-        Raises:
-            InputError: names the option that cannot be.
-        """
+        """The placement and sizes that pins fix, and plain ones where they do not. Raises InputError: names
+        the option that cannot be."""
 
     def probe(self, pins: Pins, gpus: int, trainable: int) -> Pins:
         """Pins of a strategy to learn from what a script takes beside its model, in which no size moves."""
@@ -88,19 +85,12 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self, space: Space, layout: Layout) -> None:
-        """Refuse what is fixed and cannot be.
-
-        Raises:
-            InputError: names the option.
-        """
+        """Refuse what is fixed and cannot be. Raises InputError: names the option."""
 
 
 def refuse_deepspeeds(pins: Pins, job: Job, layout: Layout, why: str) -> None:
-    """Refuse what another engine is not planned with: ``why``, and what to do.
-
-    Raises:
-        InputError: names the option.
-    """
+    """Refuse what another engine is not planned with: ``why``, and what to do. Raises InputError: names the
+    option."""
     if job.inference:
         raise InputError(f"serving is not planned with ⟨engine⟩ {pins.engine}; use ⟨engine⟩ deepspeed")
     for name, option in _OF_DEEPSPEED.items():

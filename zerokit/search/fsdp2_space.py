@@ -91,19 +91,13 @@ class Fsdp2Space(Engine):
             yield replace(space.pins, offload_optimizer="none", offload_param="none")
 
     def check(self, space: Space, layout: Layout) -> None:
-        """Refuse what is DeepSpeed's, and what FSDP2 is not planned with.
-
-        Raises:
-            InputError: names the option.
-        """
+        """Refuse what is DeepSpeed's, and what FSDP2 is not planned with. Raises InputError: names the
+        option."""
         _refuse(space.pins, space.job, layout)
 
     def plain(self, request: Request, layout: Layout) -> tuple[Sharding, None]:
-        """Sharded over all GPUs, and given back after forward.
-
-        Raises:
-            InputError: what is fixed is DeepSpeed's, or FSDP2 is not planned with it.
-        """
+        """Sharded over all GPUs, and given back after forward. Raises InputError: what is fixed is
+        DeepSpeed's, or FSDP2 is not planned with it."""
         _refuse(request.pins, request.job, layout)
         return Sharding(offload=True in _offloads(request.pins)[:1]), None
 

@@ -49,11 +49,8 @@ def data_ranks(cluster: Cluster, pins: Pins) -> int:
 
 
 def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, Note]:
-    """Sequences per optimizer step and why.
-
-    Raises:
-        InputError: fixed sizes that no division of the GPUs meets.
-    """
+    """Sequences per optimizer step and why. Raises InputError: fixed sizes that no division of the GPUs
+    meets."""
     if job.global_batch is not None:
         text = f"global batch {job.global_batch}: given"
         return job.global_batch, Note("global-batch-given", text, "given")
@@ -87,14 +84,8 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
 
 
 def refuse_micro_batch(batch: int, pins: Pins, ranks: int = 1) -> None:
-    """Refuse a fixed micro-batch that does not divide the global batch.
-
-    Args:
-        ranks: data-parallel ones; 1: not known.
-
-    Raises:
-        InputError: with global batches that it divides.
-    """
+    """Refuse a fixed micro-batch that does not divide the global batch; ``ranks``: data-parallel ones; 1: not
+    known. Raises InputError: with global batches that it divides."""
     if pins.micro_batch and batch % pins.micro_batch:
         each = f" on each of {ranks} data-parallel ranks" if ranks > 1 else ""
         raise InputError(
@@ -113,11 +104,8 @@ def nearest_batches(batch: int, ranks: int, pins: Pins) -> str:
 
 
 def check_batch(result: SearchResult, request: Request) -> None:
-    """Refuse a fixed global batch when it alone is in the way.
-
-    Raises:
-        InputError: with the batches next to it that are possible.
-    """
+    """Refuse a fixed global batch when it alone is in the way. Raises InputError: with the batches next to it
+    that are possible."""
     if result.nearest is not None or BATCH_REASON not in result.rejected:
         return
     batch, pins = request.job.global_batch, request.pins
@@ -198,11 +186,7 @@ class Plan:
 
 
 def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, Note]:
-    """The training precision and why.
-
-    Raises:
-        InputError: the GPU cannot do what was asked.
-    """
+    """The training precision and why. Raises InputError: the GPU cannot do what was asked."""
     gpu = cluster.gpu
     if requested == "auto":
         if on_cpu and gpu.supports("bf16"):
@@ -370,11 +354,8 @@ def time_model(request: Request, job: Job) -> TimeModel:
 
 
 def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, bool]:
-    """Memory and time of one given strategy, and whether it fits what is known of the hardware.
-
-    Raises:
-        InputError: the strategy is not legal.
-    """
+    """Memory and time of one given strategy, and whether it fits what is known of the hardware. Raises
+    InputError: the strategy is not legal."""
     violation = first_violation(strategy, key_value_heads=request.shape.kv_heads)
     if violation is not None and (violation.rule.severity == "error" or violation.rule.without_effect):
         key = "" if violation.rule.option_fix else f"{violation.key}: "
@@ -392,11 +373,7 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
 
 
 def check_pins(space: Space, request: Request) -> None:
-    """Refuse fixed values that cannot be, with the option to change.
-
-    Raises:
-        InputError: names the option.
-    """
+    """Refuse fixed values that cannot be, with the option to change. Raises InputError: names the option."""
     pins, cluster, batch = request.pins, request.cluster, space.global_batch
     refuse_placement(request.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),

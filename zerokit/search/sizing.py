@@ -57,11 +57,8 @@ class Size:
 def sizes(
     request: Request, gpus: tuple[Gpu, ...], methods: tuple[str, ...], most: int = _MOST_GPUS
 ) -> Iterator[Size]:
-    """The fewest GPUs of each kind, for each method, without offload and with it.
-
-    Raises:
-        InputError: a micro-batch that does not divide the global batch on any number of GPUs.
-    """
+    """The fewest GPUs of each kind, for each method, without offload and with it. Raises InputError: a
+    micro-batch that does not divide the global batch on any number of GPUs."""
     if request.job.global_batch is not None:
         refuse_micro_batch(request.job.global_batch, request.pins)
     for gpu in gpus:
@@ -149,11 +146,7 @@ def _cluster(request: Request, gpu: Gpu, count: int) -> Cluster:
 
 
 def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Candidate | None:
-    """The fastest plan on ``count`` GPUs.
-
-    Raises:
-        InputError: what is asked for cannot be on so many.
-    """
+    """The fastest plan on ``count`` GPUs. Raises InputError: what is asked for cannot be on so many."""
     sized = replace(request, job=job, pins=pins, cluster=_cluster(request, gpu, count))
     space, _ = make_space(sized)
     check_pins(space, sized)

@@ -105,11 +105,8 @@ def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark
 
 
 def decode(data: bytes, path: str) -> str:
-    """Bytes to text: UTF-8 only; a byte order mark stays.
-
-    Raises:
-        FileInputError: with line and column of the first byte that is not UTF-8.
-    """
+    """Bytes to text: UTF-8 only; a byte order mark stays. Raises FileInputError: with line and column of the
+    first byte that is not UTF-8."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise FileInputError(path, "is UTF-16; save it as UTF-8", 1, 1)
     try:

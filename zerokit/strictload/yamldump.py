@@ -76,11 +76,8 @@ def _alike(value: Any) -> bool:
 
 
 def dump_yaml(value: Any, *, header: str = "") -> str:
-    """YAML text of plain data, keys in their order, below ``header`` as comment lines.
-
-    Raises:
-        InputError: NaN, infinity, or an object that is not plain data.
-    """
+    """YAML text of plain data, keys in their order, below ``header`` as comment lines. Raises InputError:
+    NaN, infinity, or an object that is not plain data."""
     dumper = _DUMPERS[-1] if isinstance(value, dict | list) and _alike(value) else _PythonDumper
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
     try:

@@ -67,12 +67,8 @@ class _Open:
 
 
 def load_yaml(path: str | pathlib.Path) -> Document:
-    """Read a YAML file.
-
-    Raises:
-        FileInputError: with line and column: bad syntax, a duplicate key, a tag, NaN or infinity,
-            an alias bomb, nesting beyond 100 levels, several documents, an empty file.
-    """
+    """Read a YAML file. Raises FileInputError: with line and column: bad syntax, a duplicate key, a tag, NaN
+    or infinity, an alias bomb, nesting beyond 100 levels, several documents, an empty file."""
     return parse_yaml(read_text(path), str(path))
 
 

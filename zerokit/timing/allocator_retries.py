@@ -35,11 +35,8 @@ def spare_bytes(memory: MemoryEstimate, strategy: Strategy, job: Job, cluster: C
 def large_blocks(
     shape: ModelShape, job: Job, strategy: Strategy, flattened: float
 ) -> list[tuple[float, int]]:
-    """(bytes, times a step) of the tensors for which no hole is large enough.
-
-    Args:
-        flattened: elements of the gradients that the optimizer's step makes one tensor in fp32 of.
-    """
+    """(bytes, times a step) of the tensors for which no hole is large enough; ``flattened``: elements of the
+    gradients that the optimizer's step makes one tensor in fp32 of."""
     settings = strategy.settings
     blocks: list[tuple[float, int]] = []
     if shape.head == "causal":

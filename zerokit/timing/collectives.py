@@ -32,11 +32,8 @@ class Route:
     latency_seconds: float
 
     def seconds(self, size_bytes: float, *, passes: int = 1, messages: int = 1) -> float:
-        """Time to move ``size_bytes`` in ``messages`` collectives.
-
-        Args:
-            passes: 1 for an all-gather or reduce-scatter (or all-to-all), 2 for an all-reduce.
-        """
+        """Time to move ``size_bytes`` in ``messages`` collectives; ``passes``: 1 for an all-gather or
+        reduce-scatter (or all-to-all), 2 for an all-reduce."""
         if self.ranks < 2 or size_bytes <= 0:
             return 0.0
         message_bytes = size_bytes / messages

@@ -171,11 +171,8 @@ def factor_of(probe: Mapping[str, float]) -> float:
 
 
 def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
-    """The middle of a probe's rounds, and between what nine tenths of them lie.
-
-    Raises:
-        ValueError: as :func:`factor_of`; or there is no round.
-    """
+    """The middle of a probe's rounds, and between what nine tenths of them lie. Raises ValueError: as
+    :func:`factor_of`; or there is no round."""
     import statistics  # a probe's alone: a plan starts without it
 
     count = min((len(samples) for samples in rounds.values()), default=0)

@@ -98,11 +98,8 @@ class IssuedOperator(NamedTuple):
 
 
 def from_rows(rows: Iterable[Any]) -> Iterator[IssuedOperator]:
-    """Events back from JSON's lists; equal ones are one object.
-
-    Raises:
-        ValueError: a kind that is not known.
-    """
+    """Events back from JSON's lists; equal ones are one object. Raises ValueError: a kind that is not
+    known."""
     known: dict[IssuedOperator, IssuedOperator] = {}
     for row in rows:
         event = IssuedOperator(*(_hashable(value) if type(value) is list else value for value in row))

@@ -27,20 +27,14 @@ not (https://github.com/NVIDIA/nccl/issues/544). It is a guess for other links a
 
 
 def play(events: Sequence[IssuedOperator], prices: Prices) -> Played:
-    """One rank's step after others like it; other ranks are taken to be as far as this one.
-
-    Raises:
-        ValueError: there are no events.
-    """
+    """One rank's step after others like it; other ranks are taken to be as far as this one. Raises
+    ValueError: there are no events."""
     return play_together({0: events}, prices)[0]
 
 
 def play_together(streams: Mapping[int, Sequence[IssuedOperator]], prices: Prices) -> dict[int, Played]:
-    """The step of several ranks, by rank; those that are not played are taken to be as far as these.
-
-    Raises:
-        ValueError: a rank has no events, or waits for what no other one does.
-    """
+    """The step of several ranks, by rank; those that are not played are taken to be as far as these. Raises
+    ValueError: a rank has no events, or waits for what no other one does."""
     if not streams or not all(streams.values()):
         raise ValueError("no operators were recorded")
     meetings = _Meetings(frozenset(streams))

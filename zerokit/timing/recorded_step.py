@@ -243,12 +243,8 @@ _REPEATED = 2
 
 
 def _with_repeated(events: Sequence[IssuedOperator]) -> list[IssuedOperator]:
-    """The step with its first micro-batch :data:`_REPEATED` times more: from one forward's begin to the
-    next one's.
-
-    Raises:
-        ValueError: fewer than two micro-batches were recorded.
-    """
+    """The step with its first micro-batch :data:`_REPEATED` times more: from one forward's begin to the next
+    one's. Raises ValueError: fewer than two micro-batches were recorded."""
     phases = [event.phase for event in events]
     begins, was_backward = [], True
     for index, phase in enumerate(phases):

@@ -30,11 +30,8 @@ _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
 
 def complete_config(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with Transformers' defaults for what it leaves out.
-
-    Raises:
-        InputError: the installed Transformers does not take it.
-    """
+    """The configuration with Transformers' defaults for what it leaves out. Raises InputError: the installed
+    Transformers does not take it."""
     values: dict[str, Any] = read_config(hf_config).to_dict()
     return values
 

@@ -48,11 +48,8 @@ def cache_path(hf_config: Mapping[str, Any], head: str | None) -> Path:
 
 
 def read(path: Path) -> ModelProfile | None:
-    """A profile of the cache; ``None`` where there is none.
-
-    Raises:
-        DamagedProfile: there is a file, and it is not what :func:`keep` wrote.
-    """
+    """A profile of the cache; ``None`` where there is none. Raises DamagedProfile: there is a file, and it is
+    not what :func:`keep` wrote."""
     try:
         content = read_regular(path, _LARGEST_BYTES, path.parent)
         header, _, data = content.partition(b"\n")

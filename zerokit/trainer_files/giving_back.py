@@ -39,12 +39,8 @@ class Change:
 
 
 def changes(file: TrainerFile, wanted: Mapping[str, tuple[Any, str]]) -> tuple[Change, ...]:
-    """What of a file differs from what is wanted.
-
-    Args:
-        wanted: setting (``micro_batch``, ``gradient_accumulation``, ``checkpointing``, ``deepspeed``) ->
-            value, and why.
-    """
+    """What of a file differs from what is wanted; ``wanted``: setting (``micro_batch``,
+    ``gradient_accumulation``, ``checkpointing``, ``deepspeed``) -> value, and why."""
     row, values = KINDS[file.trainer.name], file.document.value
     found = []
     for name, (value, why) in wanted.items():
@@ -59,11 +55,8 @@ def changes(file: TrainerFile, wanted: Mapping[str, tuple[Any, str]]) -> tuple[C
 
 
 def changed_text(document: Document, asked: Iterable[Change]) -> str:
-    """The document's text with the changes made.
-
-    Raises:
-        InputError: a value is written in a way that cannot be changed line by line.
-    """
+    """The document's text with the changes made. Raises InputError: a value is written in a way that cannot
+    be changed line by line."""
     wanted, text, keys = dict(document.value), document.text, []
     try:
         for change in asked:

@@ -124,15 +124,8 @@ class TrainerFile:
 
 
 def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
-    """Read a file.
-
-    Args:
-        kind: the trainer's name, where its keys do not tell.
-
-    Raises:
-        InputError: it is no trainer's.
-        FileInputError: it cannot be read.
-    """
+    """Read a file; ``kind``: the trainer's name, where its keys do not tell. Raises InputError: it is no
+    trainer's. FileInputError: it cannot be read."""
     if kind is not None and kind not in KINDS:
         raise InputError(f"⟨from⟩ {kind}: use one of {', '.join(KINDS)}")
     text, stage, words = read_text(path), "", tuple[str, ...]()
@@ -174,11 +167,8 @@ def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
 
 
 def as_arguments(path: str) -> tuple[str, ...]:
-    """What ms-swift hands to a worker in place of a file (4.6, cli/main.py, ``parse_yaml_args``).
-
-    Raises:
-        FileInputError: it cannot be read, or is no mapping.
-    """
+    """What ms-swift hands to a worker in place of a file (4.6, cli/main.py, ``parse_yaml_args``). Raises
+    FileInputError: it cannot be read, or is no mapping."""
     document = load_yaml(path)
     if not isinstance(document.value, dict):
         raise document.error((), "a trainer's file is a mapping of keys")

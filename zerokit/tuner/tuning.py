@@ -79,11 +79,7 @@ class TrialMeasurement:
 
 
 def run(launch: Launch) -> RunReport:
-    """Run what was prepared, write its report and return it.
-
-    Raises:
-        ReportNotWritten: the disk is full.
-    """
+    """Run what was prepared, write its report and return it. Raises ReportNotWritten: the disk is full."""
     from zerokit.launcher.attempts import build_report
     from zerokit.launcher.prepare import write_files
     from zerokit.launcher.supervisor.supervisor import Supervisor
@@ -98,11 +94,8 @@ def run(launch: Launch) -> RunReport:
 def attempt(
     options: LaunchOptions, run_dir: Path, say: Callable[[str], None], seq_len: int
 ) -> TrialMeasurement:
-    """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts.
-
-    Raises:
-        InputError, NodeUnusable: no trial can run like this. ReportNotWritten: the disk is full.
-    """
+    """Prepare and run one trial in ``run_dir``; ``say`` hears what is worth knowing before it starts. Raises
+    InputError, NodeUnusable: no trial can run like this. ReportNotWritten: the disk is full."""
     from zerokit.launcher.prepare import prepare
 
     with ExitStack() as stack:
@@ -323,11 +316,8 @@ class Tuning:
     # ---------------------------------------------------------------- the trials
 
     def run(self, run_dir: str | None) -> None:
-        """Run every trial that an interruption allows, and keep what they measured.
-
-        Raises:
-            InputError, NodeUnusable: no trial can run. ReportNotWritten: the disk is full.
-        """
+        """Run every trial that an interruption allows, and keep what they measured. Raises InputError,
+        NodeUnusable: no trial can run. ReportNotWritten: the disk is full."""
         from zerokit.launcher import run_folder as folder
 
         stem = Path(self.target.name).stem if self.target.script else self.target.name
@@ -352,11 +342,8 @@ class Tuning:
         self._keep()
 
     def _rehearse(self) -> None:
-        """Try what is best with what the rehearsals show.
-
-        Raises:
-            NothingFits: nothing does, with what the script holds.
-        """
+        """Try what is best with what the rehearsals show. Raises NothingFits: nothing does, with what the
+        script holds."""
         try:
             chosen = self.rehearsals.choose([trial.candidate for trial in self.trials])
         except ZerokitError:
@@ -497,11 +484,8 @@ def _result(measured: TrialMeasurement) -> str:
 
 
 def _of_this_machine(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options without the GPU, which must be the one here.
-
-    Raises:
-        InputError: what cannot be tuned, or GPUs that are not here.
-    """
+    """The options without the GPU, which must be the one here. Raises InputError: what cannot be tuned, or
+    GPUs that are not here."""
     if options.get("inference"):
         raise InputError("⟨inference⟩: tune measures training steps")
     if options.get("vram"):

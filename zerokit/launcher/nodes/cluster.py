@@ -124,10 +124,7 @@ class SlurmJob:
 
 def slurm_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
     """The Slurm allocation of several nodes that this process is the batch script of; None outside one.
-
-    Raises:
-        NodeUnusable: Slurm does not say which nodes they are.
-    """
+    Raises NodeUnusable: Slurm does not say which nodes they are."""
     environment = os.environ if environment is None else environment
     job_id, names = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
     if not job_id or not names or not job_id.isdigit() or environment.get("SLURM_STEP_NODELIST"):
@@ -150,12 +147,8 @@ __all__ = ["Host", "choose_hosts", "read_hostfile"]
 
 
 def read_hostfile(path: str | Path) -> list[Host]:
-    """Read ``NAME slots=N`` lines; ``#`` starts a comment.
-
-    Raises:
-        InputError: no such file, or not a regular one.
-        FileInputError: a line that is not a host with slots, a duplicate, or no host at all.
-    """
+    """Read ``NAME slots=N`` lines; ``#`` starts a comment. Raises InputError: no such file, or not a regular
+    one. FileInputError: a line that is not a host with slots, a duplicate, or no host at all."""
     path = Path(path)
     if not path.is_file():
         fault = "is not a file" if path.exists() else "does not exist"
@@ -167,11 +160,7 @@ def read_hostfile(path: str | Path) -> list[Host]:
 
 
 def choose_hosts(hosts: list[Host], nodes: int | None) -> list[Host]:
-    """The first ``nodes`` hosts, or all.
-
-    Raises:
-        InputError: more nodes than hosts.
-    """
+    """The first ``nodes`` hosts, or all. Raises InputError: more nodes than hosts."""
     if nodes is None:
         return hosts
     if nodes > len(hosts):

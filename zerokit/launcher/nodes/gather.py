@@ -81,11 +81,8 @@ while time.monotonic() - heard < limit:
 
 
 def copy_to(hosts: list[str], run_dir: Path, names: list[str]) -> None:
-    """Make the run folder on hosts that do not share it, with these files of it.
-
-    Raises:
-        NodeUnusable: names the host and what it said.
-    """
+    """Make the run folder on hosts that do not share it, with these files of it. Raises NodeUnusable: names
+    the host and what it said."""
     texts = {name: (run_dir / name).read_text() for name in names if (run_dir / name).is_file()}
     script = (
         "import json, os, sys\n"

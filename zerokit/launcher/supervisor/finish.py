@@ -17,11 +17,8 @@ if __name__ == "__main__":
 
 
 def main(run_dir: Path, exits: list[tuple[int, int | None]]) -> None:
-    """Build and write the report: zerokit was lost, whatever the ranks did.
-
-    Raises:
-        ReportNotWritten: the disk is full.
-    """
+    """Build and write the report: zerokit was lost, whatever the ranks did. Raises ReportNotWritten: the disk
+    is full."""
     import socket
     import time
 

@@ -190,11 +190,8 @@ def _expected_ranks(logs: Mapping[int, RankLog]) -> tuple[int, list[str]]:
 
 
 def write_report(run_dir: Path, report: RunReport) -> None:
-    """Write ``report.json`` and ``report.html``, each whole or not at all.
-
-    Raises:
-        ReportNotWritten: the disk is full or the folder cannot be written; what was there stays.
-    """
+    """Write ``report.json`` and ``report.html``, each whole or not at all. Raises ReportNotWritten: the disk
+    is full or the folder cannot be written; what was there stays."""
     from zerokit.report.context import read_context
     from zerokit.report.html import render_html
 

@@ -28,11 +28,8 @@ _NOT_LAUNCHED = (
 
 
 def load_run(path: Path) -> RunReport:
-    """The report of a run folder or of a report.json; of the ranks' own files while the run lives.
-
-    Raises:
-        InputError: there is no such run, or its report is damaged.
-    """
+    """The report of a run folder or of a report.json; of the ranks' own files while the run lives. Raises
+    InputError: there is no such run, or its report is damaged."""
     if not path.exists():
         raise InputError(f"{path}: no such run; give a run folder or its report.json{newest_runs()}")
     if not path.is_dir():
@@ -110,12 +107,8 @@ class WatchedRun:
         return self.path if self.path.is_dir() else self.path.parent
 
     def look(self) -> tuple[RunReport, list[Alarm]]:
-        """The run as it is now, and its alarms.
-
-        Raises:
-            InputError: there is no such run, or its report is damaged.
-            ReportNotWritten: the metrics cannot be written.
-        """
+        """The run as it is now, and its alarms. Raises InputError: there is no such run, or its report is
+        damaged. ReportNotWritten: the metrics cannot be written."""
         report = load_run(self.path)
         is_here = {rank.host for rank in report.ranks} == {socket.gethostname()}
         raised = alarms(report, detect_host().ram_bytes if is_here else None, TICK_SECONDS)

@@ -227,11 +227,7 @@ _NAMED_OTHERWISE = {
 
 
 def lint_deepspeed_block(document: Document, config: Document | None = None) -> Iterator[Finding]:
-    """Findings about the block.
-
-    Args:
-        config: the DeepSpeed JSON that it names, where that was read.
-    """
+    """Findings about the block; ``config``: the DeepSpeed JSON that it names, where that was read."""
     block = document.value.get("deepspeed_config")
     if block in (None, {}):
         yield _defaults(document)

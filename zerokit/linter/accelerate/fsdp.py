@@ -132,11 +132,7 @@ _ONLY_IN: Mapping[str, _ReadBy] = {
 
 
 def lint_fsdp(document: Document, model_code: str | None = None) -> Iterator[Finding]:
-    """Findings about the block.
-
-    Args:
-        model_code: the source that defines the model's classes.
-    """
+    """Findings about the block; ``model_code``: the source that defines the model's classes."""
     block = document.value.get("fsdp_config")
     runs = document.value.get("distributed_type") == "FSDP"
     if block in (None, {}) and not runs:

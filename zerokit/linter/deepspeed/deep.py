@@ -84,11 +84,8 @@ def available() -> str | None:
 
 
 def run_deep(cases: Sequence[DeepCase]) -> list[DeepResult]:
-    """Build every case's engine for every rank. About 10 s to start, then 1 s per rank.
-
-    Raises:
-        InputError: DeepSpeed is not installed, or did not start or answer.
-    """
+    """Build every case's engine for every rank. About 10 s to start, then 1 s per rank. Raises InputError:
+    DeepSpeed is not installed, or did not start or answer."""
     reason = available()
     if reason is not None:
         raise InputError(reason)

@@ -45,11 +45,8 @@ def scripts_of(path: str) -> tuple[list[Script], bool]:
 
 
 def readers_of(path: str, *, has_auto: bool) -> frozenset[str]:
-    """Everybody who may read the file at ``path``.
-
-    Args:
-        has_auto: whether the file says ``"auto"`` where ``deepspeed.initialize`` fails on it.
-    """
+    """Everybody who may read the file at ``path``; ``has_auto``: whether the file says ``"auto"`` where
+    ``deepspeed.initialize`` fails on it."""
     scripts, are_sure = scripts_of(path)
     readers = frozenset[str]().union(*(script.readers for script in scripts))
     possible = EVERY_READER - {"raw"} if has_auto else EVERY_READER

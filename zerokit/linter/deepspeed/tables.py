@@ -44,11 +44,7 @@ class Tables:
 
     @contextlib.contextmanager
     def chosen(self, version: str) -> Iterator[None]:
-        """Inside, check for another version.
-
-        Raises:
-            InputError: there is no table for it.
-        """
+        """Inside, check for another version. Raises InputError: there is no table for it."""
         token = self._chosen.set(nearest_table(version, self.versions))
         try:
             yield
@@ -62,11 +58,7 @@ class Tables:
 
 
 def minor(text: str) -> tuple[int, int]:
-    """``(0, 19)`` of ``0.19.8``.
-
-    Raises:
-        InputError: it is no version.
-    """
+    """``(0, 19)`` of ``0.19.8``. Raises InputError: it is no version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise InputError(f"{text!r} is not a version; write one such as {DEEPSPEED_VERSION}")
@@ -75,10 +67,7 @@ def minor(text: str) -> tuple[int, int]:
 
 def nearest_table(version: str, tables_by_release: Mapping[tuple[int, int], str]) -> str:
     """The version whose table serves for ``version``: its minor version's, or the newest for a newer one.
-
-    Raises:
-        InputError: it is older than every table.
-    """
+    Raises InputError: it is older than every table."""
     requested = minor(version)
     if requested > max(tables_by_release):
         return tables_by_release[max(tables_by_release)]

@@ -181,11 +181,8 @@ class CachingAllocator:
     # ---------------------------------------------------------------- from outside, from any thread
 
     def allocate(self, size: int, stream: int = 0) -> Block:
-        """A block for ``size`` bytes.
-
-        Raises:
-            OutOfMemory: beyond ``capacity_bytes`` even after cached memory was given back.
-        """
+        """A block for ``size`` bytes. Raises OutOfMemory: beyond ``capacity_bytes`` even after cached memory
+        was given back."""
         self._lock.acquire()
         try:
             return self._allocate(size, stream)

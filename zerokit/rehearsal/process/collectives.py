@@ -41,11 +41,8 @@ _FEW = 16  # elements of a broadcast that are numbers for the script, such as a 
 
 
 def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
-    """What a ``c10d`` operator gives, with the values that are known.
-
-    Raises:
-        NeedsSenders, NotRehearsed: as :meth:`zerokit.rehearsal.process.messages.Messages.receive`.
-    """
+    """What a ``c10d`` operator gives, with the values that are known. Raises NeedsSenders, NotRehearsed: as
+    :meth:`zerokit.rehearsal.process.messages.Messages.receive`."""
     for group in args:
         if isinstance(group, torch.ScriptObject) and "ProcessGroup" in str(group._type()):
             _communicates(machine, dist.ProcessGroup.unbox(group))
@@ -335,11 +332,7 @@ def _scatter_object_list(
     scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
     src: int | None = None, group: Any = None, group_src: int | None = None,
 ) -> None:  # fmt: skip
-    """The sender's own share.
-
-    Raises:
-        NotRehearsed: another rank is the sender.
-    """
+    """The sender's own share. Raises NotRehearsed: another rank is the sender."""
     if not scatter_object_input_list:
         raise NotRehearsed(
             "torch.distributed.scatter_object_list",

@@ -175,29 +175,20 @@ class Depth:
         return max(self.of) - (self.layers or 0)
 
     def needs_whole(self, why: str) -> None:
-        """What the layers take is more than what each of them takes.
-
-        Raises:
-            NeedsWhole: only courses are to tell.
-        """
+        """What the layers take is more than what each of them takes. Raises NeedsWhole: only courses are to
+        tell."""
         if self.is_course and self.of:
             raise NeedsWhole(why)
 
     def asked(self, what: str, file: str) -> None:
-        """Something asks for layers by their numbers or names.
-
-        Raises:
-            NeedsWhole: not a library that treats all of them alike.
-        """
+        """Something asks for layers by their numbers or names. Raises NeedsWhole: not a library that treats
+        all of them alike."""
         if self.of and not _treats_alike(file):
             raise NeedsWhole(f"{short(file)} tells layers apart ({what})")
 
     def trained(self, module: torch.nn.Module) -> None:
-        """A model is trained.
-
-        Raises:
-            NeedsWhole: adapters are asked for in some of its layers by their numbers.
-        """
+        """A model is trained. Raises NeedsWhole: adapters are asked for in some of its layers by their
+        numbers."""
         for config in getattr(module, "peft_config", {}).values() if self.of else ():
             names = [
                 value

@@ -164,11 +164,7 @@ def _trains(loop: ast.For | ast.While) -> bool:
 
 
 def compiled(source: Any, path: Any) -> CodeType:
-    """The code of a file of the user's.
-
-    Raises:
-        SyntaxError: as ``compile`` does.
-    """
+    """The code of a file of the user's. Raises SyntaxError: as ``compile`` does."""
     tree = ast.parse(source, path)
     endings = _Endings()
     changed = endings.visit(tree)

@@ -109,11 +109,8 @@ class Rehearsed:
     # ---------------------------------------------------------------- one rank
 
     def run(self, order: Order, no_namespaces: str | None, trains: Callable[[], None] | None) -> None:
-        """The script from its first to its last line, or as far as it goes, as the rank of an order.
-
-        Args:
-            trains: called when its first phase after ``load`` and ``init`` begins.
-        """
+        """The script from its first to its last line, or as far as it goes, as the rank of an order;
+        ``trains``: called when its first phase after ``load`` and ``init`` begins."""
         self._began = time.monotonic()
         self._order, self._no_namespaces = order, no_namespaces
         if no_namespaces is not None:
@@ -270,11 +267,8 @@ class Rehearsed:
         return None
 
     def _take_course(self, path: str, stopped: dict[str, str] | None) -> None:
-        """Write what a few layers did, or tell by what fewer did what all do.
-
-        Raises:
-            NeedsWhole: they do not tell.
-        """
+        """Write what a few layers did, or tell by what fewer did what all do. Raises NeedsWhole: they do not
+        tell."""
         from zerokit.rehearsal.process import course
         from zerokit.rehearsal.process.endings import NeedsWhole
         from zerokit.rehearsal.process.repetition import Course, Unproved
@@ -390,10 +384,7 @@ def _tried() -> str | None:
 
 def in_fork(work: Callable[[], Any]) -> Any:
     """What ``work`` returns in a process of its own, which leaves nothing in this one: threads, tensors.
-
-    Raises:
-        RuntimeError: it returned nothing that is JSON.
-    """
+    Raises RuntimeError: it returned nothing that is JSON."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

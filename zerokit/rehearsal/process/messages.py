@@ -159,11 +159,8 @@ class Messages:
         return record.value(message, tensor.dtype)
 
     def require(self, ranks: Iterable[int]) -> None:
-        """This rank is going to receive values from ``ranks``.
-
-        Raises:
-            NeedsSenders: some have no record yet.
-        """
+        """This rank is going to receive values from ``ranks``. Raises NeedsSenders: some have no record
+        yet."""
         missing = [rank for rank in ranks if rank not in self._unknown and self._record(rank) is None]
         if missing:
             raise NeedsSenders(missing)

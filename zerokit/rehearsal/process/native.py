@@ -52,11 +52,8 @@ class UnknownLayout(Exception):
 
 
 def install() -> None:
-    """Fill both tables. Call it once, before any tensor on ``cuda`` is made.
-
-    Raises:
-        UnknownLayout: another system than Linux, or a PyTorch whose tables are not as expected.
-    """
+    """Fill both tables. Call it once, before any tensor on ``cuda`` is made. Raises UnknownLayout: another
+    system than Linux, or a PyTorch whose tables are not as expected."""
     if sys.platform != "linux":
         raise UnknownLayout(f"a rehearsal needs Linux, this is {platform.system()}")
     try:

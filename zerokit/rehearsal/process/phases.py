@@ -214,11 +214,8 @@ class Phases:
         self.most_steps = sys.maxsize if enough_after is None else enough_after
 
     def step_done(self, optimizer: Any) -> None:
-        """``optimizer``, or an engine, applied a step.
-
-        Raises:
-            StopRehearsal: the script goes on although it was shown the end of its data.
-        """
+        """``optimizer``, or an engine, applied a step. Raises StopRehearsal: the script goes on although it
+        was shown the end of its data."""
         self.steps += 1
         self.feed.step_done()
         self._steps_of_last = self._steps_by.get(optimizer, 0) + 1

@@ -47,11 +47,8 @@ class Reads:
         self._log = -1
 
     def log_to(self, path: Path, own: Sequence[str | Path]) -> None:
-        """Add what was seen so far to a log, and go on in it.
-
-        Args:
-            own: folders of the rehearsal. Links there lead to files that the user has elsewhere.
-        """
+        """Add what was seen so far to a log, and go on in it; ``own``: folders of the rehearsal. Links there
+        lead to files that the user has elsewhere."""
         self._own = tuple(os.path.join(os.path.realpath(one), "") for one in own)
         self._ignored += self._own
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

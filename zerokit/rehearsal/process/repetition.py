@@ -294,11 +294,8 @@ class _Ends:
         self._middle: dict[tuple[int, int], tuple[Place | None, int]] = {}
 
     def of(self, birth: Place, further: int) -> Place | None:
-        """Where a block ends with so many layers more; None: never.
-
-        Raises:
-            Unproved: the two courses do not tell.
-        """
+        """Where a block ends with so many layers more; None: never. Raises Unproved: the two courses do not
+        tell."""
         if birth.copy is None:
             return self._moved(birth, birth, further)
         run = self._runs[birth.run]

@@ -304,11 +304,8 @@ class _View:
         """Mount points below the new root that may be written."""
 
     def become_root(self) -> None:
-        """Put it together and make it this process's root.
-
-        Raises:
-            NoSandbox: something could be written that would remain.
-        """
+        """Put it together and make it this process's root. Raises NoSandbox: something could be written that
+        would remain."""
         os.mkdir(self._memory)
         _mount("tmpfs", self._memory, "tmpfs", 0, "mode=755")
         os.mkdir(self._root)
@@ -507,11 +504,8 @@ def refuse_writes(shared: list[Path]) -> None:
 
 
 def about_to_write(path: Any) -> None:
-    """Ask for a library that opens files without Python (safetensors).
-
-    Raises:
-        PermissionError: refused, as for Python's own.
-    """
+    """Ask for a library that opens files without Python (safetensors). Raises PermissionError: refused, as
+    for Python's own."""
     sys.audit("open", os.fspath(path), "w", os.O_WRONLY | os.O_CREAT)
 
 

@@ -111,11 +111,8 @@ class BuiltModel:
 
 
 def read_config(hf_config: Mapping[str, Any]) -> Any:
-    """The Transformers configuration object of a parsed config.json, as data.
-
-    Raises:
-        InputError: ``model_type`` missing or not known to the installed Transformers.
-    """
+    """The Transformers configuration object of a parsed config.json, as data. Raises InputError:
+    ``model_type`` missing or not known to the installed Transformers."""
     from transformers import AutoConfig, __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -165,11 +162,8 @@ def head_of(hf_config: Mapping[str, Any]) -> str:
 
 
 def prepared_config(hf_config: Mapping[str, Any], head: str) -> Any:
-    """The configuration object with what training with this head sets.
-
-    Raises:
-        InputError: it cannot be used with the installed Transformers, or the head is not known.
-    """
+    """The configuration object with what training with this head sets. Raises InputError: it cannot be used
+    with the installed Transformers, or the head is not known."""
     if head not in AUTO_CLASSES:
         raise InputError(f"head {head!r}: use one of {', '.join(AUTO_CLASSES)}")
     config = read_config(hf_config)

@@ -120,11 +120,8 @@ def _embed(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
 
 
 def shard(model: nn.Module, degree: int) -> None:
-    """Cut the model's linear layers for one of ``degree`` ranks, in place (meta tensors).
-
-    Raises:
-        InputError: the model has no linear layers that can be cut, or a size does not divide.
-    """
+    """Cut the model's linear layers for one of ``degree`` ranks, in place (meta tensors). Raises InputError:
+    the model has no linear layers that can be cut, or a size does not divide."""
     count = 0
     for name, module in list(model.named_modules()):
         last = name.rpartition(".")[2]

@@ -172,11 +172,8 @@ class Shapes:
         self._answers[key] = several, tuple(parts), func  # which keeps its identity
 
     def _part(self, one: Any, tensors: list[torch.Tensor], storages: list[int]) -> _Part:
-        """What is kept of a tensor. ``storages``: the arguments', to which a new one's is added.
-
-        Raises:
-            _NotKept: it is another object, or has what a new one would not have.
-        """
+        """What is kept of a tensor. ``storages``: the arguments', to which a new one's is added. Raises
+        _NotKept: it is another object, or has what a new one would not have."""
         if one is None or type(one) in (bool, int, float):
             return _Part(value=one)
         same = next((number for number, tensor in enumerate(tensors) if tensor is one), None)

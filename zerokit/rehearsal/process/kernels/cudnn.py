@@ -118,11 +118,7 @@ def _strides(sizes: Sequence[int], channels_last: bool) -> tuple[int, ...]:
 
 
 def _library() -> ctypes.CDLL:
-    """The one that PyTorch has loaded, else the wheel's.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The one that PyTorch has loaded, else the wheel's. Raises OSError: there is none."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL("libcudnn.so.9")
     spec = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None

@@ -79,11 +79,8 @@ class SparseTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer one operator that has a sparse argument.
-
-        Raises:
-            NotRehearsed: it is none of those that are modelled.
-        """
+        """Answer one operator that has a sparse argument. Raises NotRehearsed: it is none of those that are
+        modelled."""
         rule = cls.rules.get(func._schema.name.split("::")[1])
         result = rule(func, *args, **(kwargs or {})) if rule is not None else NotImplemented
         if result is not NotImplemented:
