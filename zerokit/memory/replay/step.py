@@ -21,8 +21,7 @@ from zerokit.memory.replay.model_states import (
 from zerokit.memory.replay.optimizers import client, optimizer_temporaries
 from zerokit.memory.replay.partition import GradientReduction, Partition, partition
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
-from zerokit.memory.replay.zero_3_gradients import Gradients
-from zerokit.memory.replay.zero_3_parameters import Parameters, gathers, settings_of_gathers
+from zerokit.memory.replay.zero_3_parameters import Gradients, Parameters, gathers, settings_of_gathers
 from zerokit.values import frozen_dataclass
 
 ALL_REDUCE_ELEMENTS = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE, runtime/engine.py

@@ -71,7 +71,7 @@ class Rehearsed:
         from zerokit.instrument.post_import import PostImport, merged
         from zerokit.instrument.training_facts import TrainingFacts
         from zerokit.rehearsal.process import collectives, device, loops, tensors
-        from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, distributed, saving
+        from zerokit.rehearsal.process.adapters import ADAPTERS, compiled, data_loaders, saving, training
         from zerokit.rehearsal.process.allocator import AllocatorSettings
         from zerokit.rehearsal.process.machine import Machine
         from zerokit.rehearsal.process.messages import Messages
@@ -89,7 +89,7 @@ class Rehearsed:
         PostImport(hooks).install()
         device.install(self.machine)
         collectives.install(self.machine)
-        distributed.data_parallel(context)
+        training.data_parallel(context)
         data_loaders.ending(context)
         saving.torch_save(context)
         self.training = TrainingFacts()
