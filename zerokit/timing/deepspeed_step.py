@@ -86,7 +86,7 @@ class DeepSpeedStep(EngineStep):
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
             inner = self._spread.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
-            first = way.seconds(weights * element_bytes, messages=math.ceil(counts.forward))
+            first = way.seconds(weights * element_bytes, messages=math.ceil(counts.forward) or 1)
             again = math.ceil(counts.backward) or 1
             second = inner.seconds((weights - cached) * element_bytes, messages=again)
             return Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
@@ -94,7 +94,8 @@ class DeepSpeedStep(EngineStep):
             gathers /= _QUANTIZED_GATHER
         if zero.zero_quantized_gradients:
             reduce /= _QUANTIZED_REDUCE
-        per_micro = way.seconds(gathers, messages=math.ceil(counts.forward + counts.backward)) + reduce
+        messages = math.ceil(counts.forward + counts.backward) or 1
+        per_micro = way.seconds(gathers, messages=messages) + reduce
         return Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
 
     def _zero_3(self, strategy: Strategy) -> _Zero3Counts:

@@ -102,3 +102,11 @@ def test_several_ranks_pay_for_their_gathers_where_the_host_sets_the_pace() -> N
     # each other at each of its 29 gathers
     waiting = of_slowest_usually(1.0, 2, 0.148 / 29)
     assert forward_seconds(2) / forward_seconds(1) == pytest.approx(waiting * 0.148 / 0.137, abs=0.04)
+
+
+def test_where_every_weight_is_persistent_there_is_a_step_time() -> None:
+    zero = replace(ZERO_3, param_persistence_threshold=10**9)
+    settings = DeepSpeedSettings(zero=zero, precision="bf16", micro_batch=1)
+    job, cluster = Job(seq_len=512, global_batch=2), Cluster(gpu=gpus.load("h200"), gpus=2, nodes=1)
+    timing = TimeModel(LLAMA_1B, job, cluster, HUGGING_FACE, Calibration(host_factor=1.0))
+    assert timing.estimate(Strategy(settings=settings, data_parallel=2)).step_seconds > 0
