@@ -220,7 +220,7 @@ def test_a_second_tune_in_the_same_folder_loses_nothing(tune: Start) -> None:
     [
         ([*JOB], "name a script"),
         ([*JOB, "--steps", "2", "SCRIPT"], "--steps 2: at least 3, of which 2 warm up"),
-        ([*JOB, "--launcher", "mpirun", "SCRIPT"], "--launcher mpirun: use one of deepspeed"),
+        ([*JOB, "--launcher", "mpirun", "SCRIPT"], "--launcher: 'mpirun'; use one of deepspeed"),
         ([*JOB, "--out", "plain.py/plan", "SCRIPT"], "plain.py is a file; name a folder"),
         ([*JOB, "--top", "0", "SCRIPT"], "--top"),
         ([*JOB, "--timeout", "0", "SCRIPT"], "--timeout: 0 must be at least 1 second"),

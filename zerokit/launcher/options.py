@@ -6,19 +6,19 @@ To add an option: a field of :class:`LaunchArguments`, and what it does.
 import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 from zerokit.errors import InputError
 from zerokit.fields import Say, silent
 from zerokit.launcher.backends import BACKENDS
-from zerokit.options import Option, check_options, seconds
+from zerokit.options import Option, check_options, one_of, seconds
 
 if TYPE_CHECKING:
     from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
-SHOWN_RANKS = ("first", "all", "none")
-
+Style = Literal["auto", "raw", "accelerate", "trainer", "none"]
+ShownRanks = Literal["first", "all", "none"]
 PathLike = str | os.PathLike[str]
 RANKS = (1, 65536)
 
@@ -42,7 +42,7 @@ class LaunchArguments:
     """Run a script whose own configuration contradicts the plan, or a DeepSpeed file with errors."""
     module: Annotated[str | None, Option("Script", "PKG.MOD", spellings=("-m", "--module"))] = None
     """Run a module, as python -m does, instead of a script."""
-    style: Annotated[str, Option("Script", "auto|raw|accelerate|trainer|none")] = "auto"
+    style: Annotated[Style, Option("Script")] = "auto"
     """How the script takes its DeepSpeed configuration; auto reads its source."""
     no_arguments: Annotated[bool, Option("Script")] = False
     """Add nothing from the plan to the script's arguments."""
@@ -52,7 +52,7 @@ class LaunchArguments:
     """Ranks in all, one on each GPU. [default: the plan's number]"""
     num_ranks: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None
     """Ranks in all, on GPUs or CPUs. [default: the plan's number]"""
-    device: Annotated[str, Option("Ranks", "auto|cuda|cpu")] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu"], Option("Ranks")] = "auto"
     """Where the ranks run; auto: CUDA where there is a GPU, else CPU."""
     nodes: Annotated[int | None, Option("Ranks", "N", between=RANKS)] = None
     """Use the first N hosts of the hostfile."""
@@ -60,7 +60,7 @@ class LaunchArguments:
     """Machines to run on, one line each: NAME slots=N."""
     master_port: Annotated[int | None, Option("Ranks", "PORT")] = None
     """Where the ranks meet. [default: a free port]"""
-    launcher: Annotated[str, Option("Ranks", "|".join(BACKENDS))] = "deepspeed"
+    launcher: Annotated[str, Option("Ranks", "|".join(BACKENDS), one_of(*BACKENDS))] = "deepspeed"
     """What starts the ranks."""
     heartbeat: Annotated[float | None, Option("Failures", "SECONDS", seconds)] = None
     """Time without progress after which the run counts as hung; 0: never. [default: adapts to the run, from
@@ -88,7 +88,7 @@ class LaunchArguments:
     """Do not measure this host's speed before its first launch on GPUs, some 15 s."""
     run_dir: Annotated[PathLike | None, Option("", "DIR", spellings=("--run-dir", "--out"))] = None
     """Run folder. [default: runs/<timestamp>-<script>]"""
-    show: Annotated[str, Option("", "|".join(SHOWN_RANKS))] = "first"
+    show: Annotated[ShownRanks, Option()] = "first"
     """Which ranks' output to pass on to the terminal."""
     dry_run: Annotated[bool, Option()] = False
     """Print the exact command and environment, and run nothing."""
@@ -98,8 +98,6 @@ class LaunchArguments:
         check_options(self, LaunchArguments)
         if self.num_ranks and self.gpus:
             raise InputError("⟨num_ranks⟩ and ⟨gpus⟩ say the same: give one of them")
-        if self.show not in SHOWN_RANKS:
-            raise InputError(f"⟨show⟩ {self.show}: use first, all or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from zerokit.machine.detect import VISIBILITY, FoundGpu, Listing, chosen, list_g
 from zerokit.notes import warning
 from zerokit.units import counted
 
-DEVICES = ("auto", "cuda", "cpu")
 DEFAULT_CPU_RANKS = 2
 _MOST_CPU_RANKS = 256
 _PLANNED_FOR_CPU = (
@@ -90,12 +89,10 @@ def resolve(
         asks_for_gpus: ``num_ranks`` was said as a number of GPUs.
 
     Raises:
-        InputError: an unknown kind, or no sensible number of ranks.
+        InputError: no sensible number of ranks.
         NodeUnusable: fewer GPUs than needed, unless ``dry_run``.
     """
     environment = os.environ if environment is None else environment
-    if device not in DEVICES:
-        raise InputError(f"⟨device⟩ {device}: use auto, cuda or cpu")
     if planned_ranks is not None and nodes > 1:
         planned_ranks = -(-planned_ranks // nodes)
     if device != "cpu":

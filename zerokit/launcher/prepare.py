@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.emit.plan_file import PlanFile
-from zerokit.errors import InputError
 from zerokit.fields import as_options
 from zerokit.launcher import adapt_config, fsdp2_plan, locks, plan_agreement, preflight, run_folder
 from zerokit.launcher import command as commands
@@ -218,8 +217,6 @@ def _changed_variables(command: LaunchCommand) -> list[str]:
 def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], *, has_config: bool) -> str:
     """The style to use; notes how it was found, and warns where the plan cannot reach the script."""
     if options.style != "auto":
-        if options.style not in reader.STYLES:
-            raise InputError(f"⟨style⟩ {options.style}: use auto, {', '.join(reader.STYLES)}")
         return options.style
     notes.append(f"{options.target.name} is taken as {reader.STYLE_WORDS[facts.style]}: {facts.why}")
     if facts.style == "none" and has_config:

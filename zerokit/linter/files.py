@@ -186,9 +186,6 @@ def rehearsal_of(value: Mapping[str, Any]) -> str:
     return f"`zerokit rehearse --launcher accelerate{gpus} --gpu GPU SCRIPT` tells whether it fits{variables}"
 
 
-KINDS = ("deepspeed", "accelerate", "hostfile", "plan", "recipe")
-"""What ``--kind`` takes; a file may also be ``arguments`` (of a trainer) or ``other``."""
-
 _HOSTFILE_LINE = re.compile(r"^\s*[^\s#{\[\"':]+\s+slots\s*=", re.MULTILINE)
 _PLAN_SCHEMA = "zerokit.planfile/"
 UNKNOWN = "is neither a DeepSpeed JSON, an accelerate YAML, a hostfile, a plan nor a recipe; say --kind"
@@ -340,12 +337,7 @@ def check_files(
         ignore: rules that are not shown.
         discovered: paths that were found in a folder, and that folder: what is no configuration is left
             out, and a file outside of it that one of them names.
-
-    Raises:
-        InputError: an unknown kind.
     """
-    if kind is not None and kind not in KINDS:
-        raise InputError(f"⟨kind⟩ {kind}: use one of {', '.join(KINDS)}")
     context = context or Context()
     forget_scripts()
     files = [read_file(path, kind=kind) for path in paths]

@@ -235,7 +235,9 @@ BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 class CheckOptions(PlanOptions, total=False):
     """What ``zerokit check`` is to do beside reading the files; of a plan's options it takes some."""
 
-    kind: Annotated[str | None, Option("Files", "KIND")]
+    kind: Annotated[
+        Literal["deepspeed", "accelerate", "hostfile", "plan", "recipe"] | None, Option("Files", "KIND")
+    ]
     """deepspeed, accelerate, hostfile, plan or recipe; by default each file shows it."""
     reader: Annotated[str | None, Option("Files", "raw|trainer|accelerate|all", spellings=("--for",))]
     """Who reads a DeepSpeed JSON: deepspeed.initialize, the Trainer, Accelerate, or each of them; otherwise

@@ -1,13 +1,13 @@
 """How to tune: what is not planned for."""
 
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from zerokit.errors import InputError
 from zerokit.launcher.backends import BACKENDS
-from zerokit.launcher.options import SHOWN_RANKS, PathLike
+from zerokit.launcher.options import PathLike, ShownRanks
 from zerokit.launcher.rank.step_limit import WARM_UP_STEPS
 from zerokit.launcher.supervisor.heartbeat_default import TUNE_SECONDS
-from zerokit.options import Option, seconds
+from zerokit.options import Option, one_of, seconds
 from zerokit.planner.options import PlanOptions
 from zerokit.units import parse_positive_int
 
@@ -50,9 +50,9 @@ class TuneOptions(PlanOptions, total=False):
     """Rehearse even where the kernel gives no namespaces: what native code writes then remains."""
     no_cache: Annotated[bool, Option("Runs")]
     """Rehearse even where the answer of an unchanged rehearsal is kept."""
-    launcher: Annotated[str, Option("Runs", "|".join(BACKENDS), default="deepspeed")]
+    launcher: Annotated[str, Option("Runs", "|".join(BACKENDS), one_of(*BACKENDS), default="deepspeed")]
     """What starts the ranks."""
-    style: Annotated[str, Option("Runs", "auto|raw|accelerate|trainer", default="auto")]
+    style: Annotated[Literal["auto", "raw", "accelerate", "trainer"], Option("Runs", default="auto")]
     """As for `zerokit launch`."""
     module: Annotated[str | None, Option("Runs", "PKG.MOD", spellings=("-m", "--module"))]
     """Run a module, as python -m does."""
@@ -62,7 +62,7 @@ class TuneOptions(PlanOptions, total=False):
     """Where the fastest plan's files go."""
     run_dir: Annotated[PathLike | None, Option("", "DIR")]
     """Run folder. [default: runs/<timestamp>-tune-<script>]"""
-    show: Annotated[str, Option("", "|".join(SHOWN_RANKS), default="none")]
+    show: Annotated[ShownRanks, Option(default="none")]
     """Which ranks' output to pass on."""
     dry_run: Annotated[bool, Option()]
     """Print what would be run, and run nothing."""

@@ -13,7 +13,6 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, ZerokitError
 from zerokit.launcher import plan_agreement
-from zerokit.launcher.backends import backend_of
 from zerokit.launcher.launch import Launch
 from zerokit.launcher.options import LaunchOptions
 from zerokit.notes import warning
@@ -30,7 +29,7 @@ from zerokit.script.agreement import refuse_unplannable
 from zerokit.script.argument_warnings import named_model
 from zerokit.script.arguments import ScriptOptions, refuse_misspelt
 from zerokit.script.entry_points import Target
-from zerokit.script.reader import STYLES, read_target
+from zerokit.script.reader import read_target
 from zerokit.script.unlike_job import with_optimizer_of
 from zerokit.search.explain import strategy_words
 from zerokit.search.plan import Plan, estimate_strategy, make_plan, make_space
@@ -243,16 +242,11 @@ class Tuning:
             InputError: bad options, or a script that a plan's configuration cannot reach.
             NothingFits: no plan fits.
         """
-        backend_of(settings["launcher"])
         check_folder(Path(settings["out"]))
         arguments = target.arguments
         facts = read_target(target)
         refuse_misspelt(arguments)
-        style = settings["style"]
-        if style == "auto":
-            style = facts.style
-        elif style not in STYLES:
-            raise InputError(f"⟨style⟩ {style}: use auto, {', '.join(STYLES)}")
+        style: Any = facts.style if settings["style"] == "auto" else settings["style"]
         if style == "none":
             raise InputError(
                 f"no plan reaches this script: {facts.why}; if it takes a DeepSpeed configuration, say how "

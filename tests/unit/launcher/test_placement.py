@@ -12,6 +12,7 @@ from zerokit.cli import run
 from zerokit.errors import InputError, NodeUnusable
 from zerokit.launcher import placement
 from zerokit.launcher.nodes.cluster import Host, SlurmJob
+from zerokit.launcher.options import LaunchArguments
 from zerokit.launcher.placement import Devices, Placement, RankThreads, threads_of_rank
 from zerokit.launcher.rank_start import cores_per_rank
 from zerokit.notes import with_level
@@ -272,5 +273,5 @@ def test_amd_gpus(
 
 @pytest.mark.parametrize("wanted", ["gpu", "CPU", ""])
 def test_an_unknown_device(wanted: str) -> None:
-    with pytest.raises(InputError, match="auto, cuda or cpu"):
-        resolve(wanted)
+    with pytest.raises(InputError, match="use one of auto, cuda, cpu"):
+        LaunchArguments(device=wanted)  # type: ignore[arg-type]
