@@ -60,6 +60,7 @@ def plan(
     module: str | None = None,
     file: Path | None = None,
     kind: str | None = None,
+    against: Path | None = None,
     rehearsal_seconds: float | None = None,
     unconfined: bool = False,
     no_cache: bool = False,
@@ -80,6 +81,8 @@ def plan(
         file: what a trainer reads (axolotl, LLaMA-Factory, ms-swift, TRL): the plan is for its job, at its
             global batch, and ``PlanResult.changes`` is what it changes there. ``kind``: whose it is, where
             its keys do not tell.
+        against: what you run today, a DeepSpeed JSON, an accelerate YAML or a trainer's file: the plan says
+            how much faster it is, and why (``PlanResult.against``); not with a script.
         rehearsal_seconds: with a script, after so long it is rehearsed only until one plan is that fits;
             None: 600.
         unconfined: with a script, rehearse it even where the kernel gives no namespaces: what native code
@@ -122,13 +125,15 @@ def plan(
         return planner.plan(
             normalized_options,
             file=_trainer_file(file, kind),
+            against=_text(against),
             recipe=_text(recipe),
             out=_text(out),
             top=top,
             say=plainly(say),
         )
-    if file is not None:
-        raise InputError("⟨file⟩: a script says the job itself; leave one of them out", field="file")
+    for name, given in (("file", file), ("against", against)):
+        if given is not None:
+            raise InputError(f"⟨{name}⟩: a script says the job itself; leave one of them out", field=name)
     return script_planner.plan_script(
         named_target(script, module, arguments),
         normalized_options,

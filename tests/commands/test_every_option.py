@@ -105,8 +105,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _OF_COMMANDS = {
-    "--json", "--recipe", "--from", "--out", "--top", "--price", "--explain", "--quiet", "--html",
-    "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
+    "--json", "--recipe", "--against", "--from", "--out", "--top", "--price", "--explain", "--quiet",
+    "--html", "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
 }  # fmt: skip
 
 

@@ -66,6 +66,11 @@ class PlanCommand(Command):
 @shared_options.shared("plan")
 @click.option("--recipe", metavar="NAME|FILE", help="Options from a recipe or a plan.yaml; others given win.")
 @shared_options.trainer
+@click.option(
+    "--against",
+    metavar="FILE",
+    help="What you run today, to compare with: a DeepSpeed JSON, an accelerate YAML, a trainer's file.",
+)
 @click.option("--out", metavar="DIR", help=f"Where the files go. [default: {DEFAULT_FOLDER}]")
 @click.option("--dry-run", is_flag=True, help="Only answer: write no files.")
 @click.option("--top", metavar="K", default="5", show_default=True, help="How many plans to show.")
@@ -84,6 +89,7 @@ class PlanCommand(Command):
 def command(
     recipe: str | None,
     kind: str | None,
+    against: str | None,
     out: str | None,
     dry_run: bool,
     top: str,
@@ -127,6 +133,8 @@ def command(
     try:
         if words is not None and file is not None:
             raise InputError(f"{file.path}: a script after -- says the job itself; leave one of them out")
+        if words is not None and against is not None:
+            raise InputError("⟨against⟩: not with a script after --, whose job no file says")
         if words is not None:
             from zerokit.script_planner import DEFAULT_SECONDS, plan_script
 
@@ -142,8 +150,9 @@ def command(
             )
         else:
             result = planner.plan(
-                options, file=file, recipe=recipe, overrides=overrides, out=folder, top=count, say=say
-            )
+                options, file=file, against=against, recipe=recipe, overrides=overrides, out=folder,
+                top=count, say=say,
+            )  # fmt: skip
     except (InputError, NothingFits) as error:
         if html is not None and isinstance(error, NothingFits):
             error.add(f"⟨html⟩ {html}: not written, there is no plan to show")

@@ -33,6 +33,7 @@ from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
+    from zerokit.planner.against import Against
     from zerokit.planner.plan_result import PlanResult, RehearsalRecord
 
 
@@ -221,7 +222,8 @@ def plan(
     for."""
     planned, notes, advice = result.chosen, result.plan.assumptions, result.plan.advice
     surer, near_limit = with_id(advice, "surely-fits", "narrow"), with_id(advice, "near-limit")
-    unsure, faster = [note.short for note in near_limit], _gains(result)
+    beside = [result.against.words] if result.against and result.against.words else []
+    unsure, faster = [*beside, *(note.short for note in near_limit)], _gains(result)
     advice = tuple(note for note in advice if note not in surer)
     idle = [result.plan.left_idle] if result.plan.left_idle else []
     title = f"Plan for {result.model_name} on {cluster_words(result.cluster)}"
@@ -268,6 +270,15 @@ def _as_yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _compared(against: Against) -> str:
+    """The strategy that the plan was compared with, and what each part of its step takes more."""
+    more = ", ".join(
+        f"{strategy.label(name)} {'' if took < 0 else '+'}{took:.2f} s"
+        for name, took in against.more_seconds.items()
+    )
+    return f"{strategy_words(against.theirs.planned.strategy)}: {more}"
+
+
 def _short_rows(notes: Sequence[Note], folder: str | None) -> list[str]:
     """What is taken for options that were not given, which no screen is too small for, and the files."""
     defaults = as_options(", ".join(note.short for note in on_topic(notes, "default")))
@@ -284,6 +295,8 @@ def _gains(result: PlanResult) -> list[str]:
 def _reasons(result: PlanResult) -> list[str]:
     plan = result.plan
     lines = [heading("Chosen"), *paragraph(plan.chosen.why), *_details(result.chosen)]
+    if result.against is not None:
+        lines += [heading(f"Against {result.against.path}"), *paragraph(_compared(result.against))]
     if plan.alternatives:
         lines += [heading("Next best"), *bullets(alternative.why for alternative in plan.alternatives)]
     if plan.faster_with:

@@ -55,6 +55,7 @@ def plan(
     options: Mapping[str, Any],
     *,
     file: TrainerFile | None = None,
+    against: str | Path | None = None,
     recipe: str | None = None,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
@@ -64,7 +65,8 @@ def plan(
     """Choose the fastest strategy that fits, and write its files where ``out`` names a folder.
 
     Args:
-        file: a trainer's own, whose job is planned.
+        file: a trainer's own, whose job is planned; the plan is compared with what it says.
+        against: another configuration to compare it with.
 
     Raises:
         InputError: an argument that cannot be; names it and the fix.
@@ -114,6 +116,10 @@ def plan(
         script_words=before.words if before is not None else (),
         trainer_file=file,
     )
+    if against is not None or file is not None:
+        from zerokit.planner.against import compared
+
+        result = replace(result, against=compared(against, file, options, requested, result.chosen, say))
     return result if out is None else replace(result, files=result.write(out, say))
 
 
@@ -143,10 +149,14 @@ def estimate(
     deepspeed: str | Path | None = None,
     accelerate: str | Path | None = None,
     file: TrainerFile | None = None,
+    traces: bool = True,
     say: Say | None = None,
 ) -> Estimate:
     """Predict memory and step time of one strategy: that of the file ``deepspeed`` or ``accelerate``, of a
     trainer's own ``file``, or of the options.
+
+    Args:
+        traces: a model is traced where no trace is at hand.
 
     Raises:
         InputError: an argument that cannot be, or a file that cannot be read.
@@ -171,6 +181,8 @@ def estimate(
         field, given, options = given_strategy(options, deepspeed=deepspeed, accelerate=accelerate, file=file)
         resolved = resolve(options, single=True, file=given is not None, say=say or silent)
     request = resolved.request
+    if not traces:
+        request = replace(request, memory=request.memory.untraced())
     config_file = None if isinstance(given, Fsdp2File) else given
     strategy, notes = (
         fsdp2_strategy(request, given) if isinstance(given, Fsdp2File) else one_strategy(request, config_file)

@@ -337,9 +337,12 @@ class Model(MemoryModel):
 
     def known(self) -> Model:
         """The same, but without a closed form what was not traced yet is unknown."""
+        return self if self.source.closed_form else self.untraced()
+
+    def untraced(self) -> Model:
+        """The same, but nothing more is traced."""
         source = copy.copy(self.source)
-        if not source.closed_form:
-            source.trace, source.hf_config = "never", None
+        source.trace, source.hf_config = "never", None
         return Model(source=source, every_rank=self.every_rank)
 
     def detailed(self) -> Model:

@@ -36,6 +36,7 @@ from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
+    from zerokit.planner.against import Against
     from zerokit.planner.memory_source import Say
     from zerokit.trainer_files.giving_back import Change
     from zerokit.trainer_files.reading import TrainerFile
@@ -81,6 +82,7 @@ class PlanResult(Document):
         added_arguments: what a launch with this plan adds to the script's own.
         script_words: the script, with its arguments, of the plan that this one was made from without it.
         trainer_file: whose job is planned; None: options alone say it.
+        against: what the user runs today beside it; None: nothing was named, or it is not modelled.
         to_fix: the error of the script or its arguments that ended its rehearsal and will end a run, with its
             location; None: there is none.
     """
@@ -99,6 +101,7 @@ class PlanResult(Document):
     added_arguments: tuple[str, ...] = ()
     script_words: tuple[str, ...] = ()
     trainer_file: TrainerFile | None = None
+    against: Against | None = None
     to_fix: str | None = None
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
@@ -190,10 +193,12 @@ class PlanResult(Document):
     def _more(self) -> dict[str, Any]:
         of_script = ("rehearsals", "added_arguments", "to_fix") if self.script is not None else ()
         of_file = {"trainer_file": self._of_file()} if self.trainer_file is not None else {}
+        beside = {"against": self.against.to_dict()} if self.against is not None else {}
         return {
             "rejected": {as_options(reason): count for reason, count in self.rejected.items()},
             "search": {"candidates": self.candidates, "seconds": self.plan.seconds},
             **of_file,
+            **beside,
             **{name: as_json(getattr(self, name)) for name in of_script},
         }
 

@@ -102,14 +102,14 @@ def strategy_of(
         if not (named := engine.get("deepspeed")):
             return None, said
         if isinstance(named, Mapping):
-            left = _beside(said, named)
+            left = left_beside(said, named)
             path = Path(file.path)
             return StrategyFile(path=path, config=named, settings=settings_beside(left, path, named)), left
         found = find_beside(str(named), file.path)
         if found is None:
             raise InputError(f"deepspeed: {named}: there is no such file")
         config = load_deepspeed(found, strict=False).value
-        left = _beside(said, config)
+        left = left_beside(said, config)
         return read_strategy_file(found, left), left
     except InputError as error:
         raise InputError(f"{file.path}: {error.marked}") from None
@@ -120,7 +120,7 @@ def _precision(said: Mapping[str, Any]) -> str:
     return "fp16" if said.get("precision") == "fp16" else "bf16"
 
 
-def _beside(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def left_beside(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those that a DeepSpeed file decides: a Trainer refuses other values."""
     decided = IN_FILE.keys() - open_options(config)
     return {name: value for name, value in said.items() if name not in decided}

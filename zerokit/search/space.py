@@ -168,6 +168,10 @@ class MemoryModel(ABC):
         """The same, but nothing more is traced: no remark is worth the minute of a trace."""
         return self
 
+    def untraced(self) -> MemoryModel:
+        """The same, but nothing more is traced, whatever that leaves unknown."""
+        return self
+
     def detailed(self) -> MemoryModel:
         """The same, with every rank: for the plan that is shown."""
         return self

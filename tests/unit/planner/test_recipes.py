@@ -158,6 +158,7 @@ def test_a_recipe_can_say_all_that_plan_takes() -> None:
         "--quiet",
         "--html",
         "--rehearsal-seconds",
+        "--against",
         "--unconfined",
         "--no-cache",
         "--dry-run",
