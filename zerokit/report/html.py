@@ -22,9 +22,9 @@ from zerokit.report.context import (
     unlike_settings,
 )
 from zerokit.report.run_charts import left_over
-from zerokit.report.schema import Failure, OutOfMemory, RankReport, RunReport
+from zerokit.report.schema import RankReport, RunReport
 from zerokit.resources import folder
-from zerokit.units import counted, format_gib, told_apart
+from zerokit.units import format_gib, told_apart
 
 GOOD = ("ok", "stopped", "running")
 _STACKS = f"What each rank was doing, as Python stacks: {render.STACKS} in the run's folder"
@@ -33,45 +33,17 @@ _ROOMY = 0.25  # of the card: a run that leaves more than this may be made faste
 
 def answer(run: RunReport) -> list[str]:
     """The lines of the box at the head of the page."""
-    head = run.outcome.text if run.outcome in GOOD or not run.why else run.outcome.because(run.why)
-    lines = [head[:1].upper() + head[1:]]
+    lines = [run.outcome.text if run.outcome in GOOD or not run.why else run.outcome.because(run.why)]
     rank = run_charts.shown_rank(run)
     failure = run.first_failure
     if failure is not None and failure.oom is not None:
-        lines += _ran_out(run, failure, failure.oom)
-    elif rank is not None:
-        lines.append(_how_full(run, rank))
-    return [*lines, *_predicted(run), *_what_to_do(run, rank), *([run.resume] if run.resume else [])]
-
-
-def _ran_out(run: RunReport, failure: Failure, oom: OutOfMemory) -> list[str]:
-    """The rank that ran out, how full its card or its host was, and how full the others'."""
-    on_gpu = oom.memory == "gpu"
-    location, _, moment = words.failure_place(failure).partition(", ")
-    head = f"{location.capitalize()} ran out of {'GPU' if on_gpu else 'host'} memory"
-    lines = [head + (f" {moment}" if moment else "")]
-    rank = next((rank for rank in run.ranks if rank.rank == failure.rank), None)
-    if not on_gpu:
-        held = oom.measured_peak_host_rss_bytes or (rank.peak_host_rss_bytes if rank else 0)
-        return [*lines, *([f"Its process held {format_gib(held, 1)}"] if held else [])]
-    total = oom.device_total_bytes or (rank.device_total_bytes if rank else None)
-    parts = []
-    if total and (free := oom.device_free_bytes) is not None:
-        parts.append(f"{format_gib(total - free, 1)} of the card's {format_gib(total, 1)} were in use")
-    for text, value in (
-        ("its tensors took {}", oom.allocated_bytes),
-        ("fragmentation {}", oom.fragmentation_bytes),
-        ("it asked for {} more", oom.asked_bytes),
-    ):
-        parts += [text.format(format_gib(value, 1))] if value is not None else []
-    if text := ", ".join(parts):
-        lines.append(text[:1].upper() + text[1:])
-    others = [peak for other in run.ranks if other is not rank and (peak := other.peak_allocated_bytes)]
-    if others:
-        least, most = format_gib(min(others), 1), format_gib(max(others), 1)
-        amount = most if least == most else f"{least} to {most}"
-        lines.append(f"Peak allocated of the other {counted(len(others), 'rank')}: {amount}")
-    return lines
+        place, _, moment = words.failure_place(failure).partition(", ")
+        memory = "GPU" if failure.oom.memory == "gpu" else "host"
+        lines += [f"{place} ran out of {memory} memory {moment}".strip(), *words.sizes(failure)]
+    else:
+        lines += [*([_how_full(run, rank)] if rank is not None else []), *_predicted(run)]
+    lines += [*_what_to_do(run, rank), *([run.resume] if run.resume else [])]
+    return [line[:1].upper() + line[1:] for line in lines]
 
 
 def _how_full(run: RunReport, rank: RankReport) -> str:
@@ -92,12 +64,8 @@ def _predicted(run: RunReport) -> list[str]:
     pair = predicted.peak_bytes if predicted else None
     if predicted is None or pair is None or not pair.predicted or not pair.measured:
         return []
-    text = "Predicted peak {}, measured {}".format(*told_apart(pair.predicted, pair.measured))
-    failure = run.first_failure
-    if failure is not None and failure.oom is not None:  # what it would have taken nobody saw
-        return [f"{text} until then (rank {predicted.rank})"]
     off = f", {words.percent(pair.error_fraction)}" if pair.error_fraction is not None else ""
-    return [text + off]
+    return ["Predicted peak {}, measured {}".format(*told_apart(pair.predicted, pair.measured)) + off]
 
 
 def _what_to_do(run: RunReport, rank: RankReport | None) -> list[str]:
@@ -107,11 +75,8 @@ def _what_to_do(run: RunReport, rank: RankReport | None) -> list[str]:
         return [_STACKS]
     failure = run.first_failure
     if failure is not None:
-        following = failure.next_plan
-        if following is not None and following.why:
-            give = [f"Give the script {following.to_give}"] if following.to_give else []
-            return [f"Next plan that would fit: {following.why}", *give]
-        return [f"{words.TO_NEED_LESS.capitalize()}: {text}" for text in failure.try_next[:2]]
+        ways = failure.try_next[:2] if failure.next_plan is None else []
+        return [*(f"{words.TO_NEED_LESS}: {text}" for text in ways), *words.next_plan(failure)]
     if any(rank.alloc_retries for rank in run.ranks):
         return ["The allocator ran full and retried: a little less memory would make the steps faster"]
     if rank is None or not (run.gpu_measured and rank.device_total_bytes and rank.peak_device_used_bytes):

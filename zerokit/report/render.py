@@ -24,11 +24,13 @@ from zerokit.report.words import (
     failed_in_load,
     failure_lines,
     failure_place,
+    next_plan,
     percent,
     raised_at,
     seconds,
     shortened,
     size,
+    sizes,
 )
 from zerokit.units import MIB, counted, format_seconds, times
 
@@ -341,8 +343,10 @@ def _failure(failure: Failure, traceback: bool) -> list[RenderableType]:
     ]
     location = raised_at(failure)
     lines += [Text(f"  {location}")] if location else []
+    lines += [Text(f"  {text}") for text in sizes(failure)]
     for said in failure_lines(failure):
         lines += [Text("  " + line) for line in (typed(said.text), *(f"  {row}" for row in said.rows))]
+    lines += [Text(f"  {typed(text)}") for text in next_plan(failure)]
     text = ((failure.traceback if traceback else None) or failure.error or "").rstrip()
     lines.append(Text(text if traceback else shortened(text)))
     return lines

@@ -77,12 +77,13 @@ class Said:
 
 
 def failure_lines(failure: Failure) -> list[Said]:
-    """An out-of-memory in words, and what to try next; of an exit code what the rank said last."""
+    """What held memory, beside its :func:`sizes` and the :func:`next_plan`; of an exit code the rank's last
+    line."""
     oom = failure.oom
     if oom is None:
         said = failure.last_line
         return [Said(text=f"the last line of its standard error: {said}")] if said else []
-    lines = [Said(text=text) for text in _sizes(oom)]
+    lines = []
     if oom.predicted_peak_allocated_bytes is not None and oom.memory == "gpu":
         parts = sorted(oom.predicted_components.items(), key=lambda item: -item[1])[:_MOST_ROWS]
         lines += _under("predicted at the peak", [f"{label(name)} {size(value)}" for name, value in parts])
@@ -93,19 +94,22 @@ def failure_lines(failure: Failure) -> list[Said]:
         killer = "the kernel's out-of-memory killer ended it: the host's memory ran out, not the GPU's"
         lines.append(Said(text=killer))
     lines += [Said(text=text) for text in _rehearsed_lines(failure)]
-    lines += _under(TO_NEED_LESS, failure.try_next)
-    return lines + [Said(text=text) for text in _next_plan(failure)]
+    return lines + _under(TO_NEED_LESS, failure.try_next)
 
 
 def _under(heading: str, rows: Sequence[str]) -> list[Said]:
     return [Said(text=f"{heading}:", rows=tuple(rows))] if rows else []
 
 
-def _sizes(oom: OutOfMemory) -> list[str]:
-    lines = []
+def sizes(failure: Failure) -> list[str]:
+    """How much was asked for, free and taken; of the host's memory what the rank's process held."""
+    oom, lines = failure.oom or OutOfMemory(memory="gpu"), list[str]()
+    if oom.memory == "host" and oom.measured_peak_host_rss_bytes:
+        lines.append(f"its process held {size(oom.measured_peak_host_rss_bytes)}")
     if oom.asked_bytes is not None:
-        free = oom.device_free_bytes
-        left = f"; {size(free)} were free on the device" if free is not None else ""
+        free, total = oom.device_free_bytes, oom.device_total_bytes
+        of = f" of {size(total)}" if total else ""
+        left = f"; {size(free)}{of} were free on the device" if free is not None else ""
         lines.append(f"asked for {size(oom.asked_bytes)}{left}")
     if oom.allocated_bytes is not None:
         lines.append(
@@ -125,7 +129,8 @@ def _block(block: LiveBlock) -> str:
     return " ".join([size(block.bytes), *(text for text in about if text)])
 
 
-def _next_plan(failure: Failure) -> list[str]:
+def next_plan(failure: Failure) -> list[str]:
+    """The plan that would fit, where it lies and what it asks of the script; or why there is none."""
     following = failure.next_plan
     if following is None:
         return [f"no next plan: {failure.no_next_plan}"] if failure.no_next_plan else []
