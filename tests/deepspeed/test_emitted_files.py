@@ -23,7 +23,7 @@ from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.jobs import hostfile, kubernetes_manifest, sbatch_script
 from zerokit.errors import FileInputError, InputError
 from zerokit.strictload import parse_yaml, yamldump
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 
 
 def a_strategy(stage: int = 3, *, device: str = "none", data_parallel: int = 16, **degrees: int) -> Strategy:

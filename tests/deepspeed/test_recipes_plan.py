@@ -26,7 +26,7 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
 from zerokit.planner import recipes
 from zerokit.strictload import parse_yaml
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 
 NAMES = recipes.names()
 QUICK = NAMES[::5]

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from zerokit.domain.job import PACKED_LORA, Lora
-from zerokit.instrument.engine_facts import adapters, unlike_lora
-from zerokit.instrument.live_models import elements
+from zerokit.instrument.engine_facts import adapters, elements, unlike_lora
 from zerokit.rehearsal.process.phases import describe
 
 peft = pytest.importorskip("peft")

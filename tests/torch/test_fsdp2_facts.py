@@ -15,8 +15,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
 
-from zerokit.instrument.engine_facts import EngineFacts  # noqa: E402
-from zerokit.instrument.fsdp2_facts import DividedModels, record  # noqa: E402
+from zerokit.instrument.engine_facts import (  # noqa: E402
+    DividedModels,
+    EngineFacts,
+    record_divided,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +59,7 @@ def divided(*, wraps: bool = False, **options: Any) -> Any:
 )
 def test_it_says_what_fully_shard_was_told(options: dict[str, Any], facts: dict[str, Any]) -> None:
     plain = {"engine": "fsdp2", "parameters": 216, "sharding": 1, "offload_param": "none", "adapters": None}
-    told = record(divided(**options))
+    told = record_divided(divided(**options))
     assert {name: told[name] for name in {**plain, **facts}} == {**plain, **facts}
 
 

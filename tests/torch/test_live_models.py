@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from zerokit.instrument.live_models import live_modules, parameters_beside, resident_tensor_bytes
+from zerokit.instrument.engine_facts import live_modules, parameters_beside, resident_tensor_bytes
 from zerokit.launcher.rank.movement import HostMemory
 
 MIB = 1 << 20

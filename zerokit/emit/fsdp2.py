@@ -17,7 +17,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit.jobs import render
 from zerokit.errors import InputError
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 
 REASONS: Mapping[str, str] = {
     "mixed_precision": "forward and backward compute in it; trained weights are kept in fp32 (no: as loaded)",

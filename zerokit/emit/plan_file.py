@@ -23,7 +23,7 @@ from zerokit.emit.outside import check_outside
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_gib, parse_bytes, parse_count, parse_share
 from zerokit.values import frozen_dataclass, replace

@@ -1,16 +1,95 @@
-"""What the DeepSpeed engine of a rank really runs with, read at its training forwards.
+"""What the DeepSpeed engine of a rank, or a model that FSDP2 has divided, really runs with, read at its
+training forwards; and the models beside the one that trains.
 
 The plan says one thing; the script's own arguments may say another: a Trainer decides its batch, a
-data loader its size, and checkpointing is turned on by the script or not at all.
+data loader its size, and checkpointing is turned on by the script or not at all. ``fully_shard`` makes a
+module an ``FSDPModule`` and keeps beside it how its parameters are gathered (torch 2.13,
+distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 """
 
 from __future__ import annotations
 
+import gc
+import math
+import re
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from zerokit.domain.job import PACKED_LORA, Lora
-from zerokit.instrument.live_models import elements, live_modules, parameters_beside
+
+_MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ +/")
+_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ")
+
+
+def live_modules() -> list[Any]:
+    """Every ``torch.nn.Module`` that is alive; 0.1 to 0.3 s."""
+    module = sys.modules["torch"].nn.Module
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), module)]
+
+
+def elements(parameter: Any) -> int:
+    """Elements of a whole parameter, though this rank may hold a shard of it (ZeRO-3), or pack two into a
+    byte (bitsandbytes 0.50, ``Params4bit``)."""
+    unpacked = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    if unpacked is not None:
+        return math.prod(unpacked)
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def parameters_beside(model: Any, modules: Iterable[Any]) -> int:
+    """Elements of the weights that modules hold beside a model: of a teacher or a reference."""
+    own_ids = {id(parameter) for parameter in model.parameters()}
+    other_parameters = {
+        id(parameter): parameter
+        for module in modules
+        for parameter in _attribute_values(module, "_parameters")
+        if parameter is not None and parameter.device.type != "meta" and id(parameter) not in own_ids
+    }
+    return sum(map(elements, other_parameters.values()))
+
+
+def resident_tensor_bytes(modules: Iterable[Any]) -> int:
+    """Bytes in host memory of the modules' weights, their shards (ZeRO-3) and buffers, each once.
+
+    Of weights that a file is mapped for (safetensors) only what was read yet is resident.
+    """
+    sizes: dict[int, int] = {}
+    for module in modules:
+        for tensor in (*_attribute_values(module, "_parameters"), *_attribute_values(module, "_buffers")):
+            for part in (tensor, getattr(tensor, "ds_tensor", None)):
+                if part is not None and part.device.type == "cpu":
+                    storage = part.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values()) - _unread_bytes(sizes)
+
+
+def _attribute_values(module: Any, name: str) -> Iterable[Any]:
+    """A module's own tensors; none where its class has yet to make room for them."""
+    return (getattr(module, name, None) or {}).values()
+
+
+def _unread_bytes(sizes: dict[int, int]) -> int:
+    """Bytes of storages, by address, in mapped files that are not resident."""
+    addresses = sorted(sizes)
+    unread = mapped = 0
+    try:
+        lines = Path("/proc/self/smaps").read_bytes().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if _MAPPING.match(line):
+            header = _MAPPED_FILE.match(line)
+            start, end = (int(header[1], 16), int(header[2], 16)) if header else (0, 0)
+            inside = addresses[bisect_left(addresses, start) : bisect_left(addresses, end)]
+            mapped = sum(sizes[name] for name in inside)
+        elif mapped and line.startswith(b"Rss:"):
+            unread += max(0, mapped - int(line.split()[1]) * 1024)
+    return unread
+
 
 _TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_model",
            "audio_encoder", "image_encoder")  # fmt: skip
@@ -262,3 +341,91 @@ def checkpointing(module: Any) -> bool | None:
         if isinstance(flag := getattr(part, "gradient_checkpointing", None), bool)
     ]
     return any(flags) if flags else None
+
+
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+class DividedModels:
+    """Tells a rank's facts of the divided models that are called."""
+
+    def __init__(self, observed: EngineFacts) -> None:
+        self._observed = observed
+        self._divided: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    def training_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a training forward of an outermost module, which may be divided or not."""
+        fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+        if fully_sharded is None:
+            return
+        if model not in self._divided:
+            self._divided[model] = any(isinstance(part, fully_sharded) for part in model.modules())
+        if self._divided[model]:
+            self._observed.training_forward(
+                model, args, kwargs, sum(self._divided.values()), read=record_divided
+            )
+
+
+def record_divided(model: Any) -> dict[str, Any]:
+    """Read what stays the same for a divided model, as
+    :func:`record` has it of an engine; what cannot be read is
+    None. ``dtype``: of the forward pass; ``shard_dtype``: of trained shards; ``wrapping``: as
+    :class:`zerokit.domain.fsdp2_settings.Fsdp2Settings` has it."""
+    groups = fact(lambda: _groups(model)) or []
+    layers = groups[1:] or groups  # the outermost keeps its weights, whatever it was told
+    parameters = list(model.parameters())
+    dtype = fact(lambda: _name(groups[0].mp_policy.param_dtype or parameters[0].dtype))
+    offload = fact(lambda: "cpu" if "CPU" in type(groups[0].offload_policy).__name__ else "none")
+    return {
+        "type": "engine",
+        "engine": "fsdp2",
+        "zero_stage": None,
+        "gradient_accumulation": None,
+        "offload_optimizer": offload,
+        "offload_param": offload,
+        "precision": _PRECISIONS.get(str(dtype)),
+        "micro_batch": None,
+        "tensor_parallel": None,
+        "optimizer": None,
+        "gradient_checkpointing": fact(lambda: _is_wrapped(model) or checkpointing(model)),
+        "parameters": sum(map(elements, parameters)),
+        "trainable_parameters": sum(elements(one) for one in parameters if one.requires_grad),
+        "other_parameters": fact(lambda: parameters_beside(model, live_modules())),
+        "adapters": fact(lambda: lora.to_dict() if (lora := adapters(model)) else None),
+        "adapters_unlike_lora": fact(lambda: unlike_lora(model)),
+        "dtype": dtype,
+        "sharding": fact(lambda: int(groups[0].mesh_info.mesh.shape[-1])),
+        "wrapping": fact(lambda: _wrapping(model)),
+        "reduce_dtype": fact(lambda: _name(groups[0].mp_policy.reduce_dtype)),
+        "shard_dtype": fact(lambda: _name(next(one.dtype for one in parameters if one.requires_grad))),
+        "reshard_after_forward": fact(
+            lambda: any(one.post_forward_mesh_info is not None for one in layers) if layers else None
+        ),
+        "skippable": {},
+    }
+
+
+def _groups(model: Any) -> list[Any]:
+    """Parameter groups, one of each call of ``fully_shard``, the outermost first."""
+    fully_sharded = sys.modules["torch.distributed.fsdp"].FSDPModule
+    states = (part._get_fsdp_state() for part in model.modules() if isinstance(part, fully_sharded))
+    return [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+
+
+def _name(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _wrapping(model: Any) -> str:
+    """Accelerate divides the input embedding by itself, or with what it is tied to."""
+    embedding = model.get_input_embeddings()
+    fully_sharded = sys.modules["torch.distributed.fsdp"].FSDPModule
+    return "accelerate" if isinstance(embedding, fully_sharded) else "layers"
+
+
+def _is_wrapped(model: Any) -> bool:
+    """Whether layers were wrapped to be recomputed, as Accelerate does it (utils/fsdp_utils.py, 1.15)."""
+    kinds = {
+        base for part in model.modules() for base in type(part).__mro__
+    }  # a divided one has another name
+    return any(kind.__name__ == "CheckpointWrapper" for kind in kinds)

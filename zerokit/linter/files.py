@@ -21,8 +21,7 @@ from zerokit.linter.accelerate.deepspeed_block import lint_pair
 from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.accelerate.parallelism import runs_as
-from zerokit.linter.accelerate.processes import number_of_processes
-from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
+from zerokit.linter.accelerate.top_level import lint_accelerate, named_config, number_of_processes
 from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.keylist import wrapper

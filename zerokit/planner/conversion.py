@@ -31,7 +31,7 @@ from zerokit.planner.counterparts import Change
 from zerokit.planner.documents import Document
 from zerokit.planner.one_strategy import open_precisions, read_checked
 from zerokit.rules.batch import ranks_of
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 from zerokit.trainer_files.keys import trainer_of
 from zerokit.values import frozen_dataclass, replace
 

@@ -27,7 +27,7 @@ from zerokit.linter.files import similar
 from zerokit.planner.documents import STRATEGY_FIELDS
 from zerokit.planner.options import BY_NAME, as_text, given_options, suggestion
 from zerokit.strictload import Document, load_yaml, parse_yaml
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 from zerokit.suggest import alike, alternatives
 from zerokit.temporary import temporary_folder
 from zerokit.units import counted

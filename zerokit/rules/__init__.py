@@ -41,8 +41,7 @@ __all__ = [
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, in the order findings are shown; a plan loads those of strategies alone."""
     from zerokit.rules.batch import BATCH_RULES
-    from zerokit.rules.file import FILE_RULES
-    from zerokit.rules.frameworks import FRAMEWORK_RULES
+    from zerokit.rules.file import FILE_RULES, FRAMEWORK_RULES
     from zerokit.rules.removed import OLDER_RULES, REMOVED_RULES
     from zerokit.rules.training import TRAINING_RULES
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.report_pages import PLAN, report
 from zerokit.report.context import RunContext, facts, read_context, subject
 from zerokit.report.schema import RunReport
-from zerokit.strictload.yamldump import dump_yaml
+from zerokit.strictload.yamltext import dump_yaml
 
 ENGINE = {
     "zero_stage": 2, "micro_batch": 4, "gradient_accumulation": 8, "parameters": 12_194_688,

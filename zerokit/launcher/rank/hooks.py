@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
-from zerokit.instrument import live_models, phases
+from zerokit.instrument import phases
+from zerokit.instrument.engine_facts import live_modules, resident_tensor_bytes
 from zerokit.instrument.phases import in_place_of
 from zerokit.instrument.post_import import PostImport, merged
 from zerokit.launcher.rank import local_store, step_limit, trackers
@@ -150,7 +151,7 @@ def _note_baseline(probe: Probe) -> None:
     if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.is_rank:
         with contextlib.suppress(Exception):
             resident = probe.host.read()[0]
-            tensors = live_models.resident_tensor_bytes(live_models.live_modules())
+            tensors = resident_tensor_bytes(live_modules())
             probe.baseline_host_rss_bytes = max(0, resident - tensors)
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from zerokit.domain.phases import TRAINING_PHASES
-from zerokit.instrument.fsdp2_facts import DividedModels
+from zerokit.instrument.engine_facts import DividedModels
 from zerokit.instrument.phases import in_place_of
 from zerokit.launcher.rank.probe import Probe
 

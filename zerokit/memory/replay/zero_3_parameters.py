@@ -1,7 +1,7 @@
-"""ZeRO stage 3: which parameters are gathered at every instant.
+"""ZeRO stage 3: which parameters are gathered at every instant, what becomes of gradients, and the step.
 
 A replay of ``deepspeed/runtime/zero/partitioned_param_coordinator.py`` (fetch, prefetch, release over the
-recorded trace; 0.19.8), one event a module hook.
+recorded trace; 0.19.8), one event a module hook; gradients and step are of ``zero/stage3.py``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zerokit.instrument.live_models import elements
+from zerokit.instrument.engine_facts import elements
 from zerokit.rehearsal.process.endings import NeedsWhole
 from zerokit.rehearsal.process.guesses import is_library, short
 from zerokit.rehearsal.result import WHOLE

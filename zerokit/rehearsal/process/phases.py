@@ -22,8 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from zerokit.domain.phases import TRAINING_PHASES
 from zerokit.instrument import engine_facts
-from zerokit.instrument.engine_facts import adapter_targets
-from zerokit.instrument.fsdp2_facts import DividedModels
+from zerokit.instrument.engine_facts import DividedModels, adapter_targets
 from zerokit.rehearsal.process import operators
 from zerokit.rehearsal.process.depth import Depth, watch
 from zerokit.rehearsal.process.endings import StopRehearsal

@@ -15,6 +15,9 @@ Replaced while a trace runs:
   (``aten/src/ATen/native/cuda/SoftMax.cu``).
 * ``dropout``: CUDA's fused kernel saves a one-byte mask; the CPU's keeps noise of the input's
   dtype.
+* autocast: CUDA computes normalisation, softmax, powers and losses in fp32 (``AT_FORALL_FP32``,
+  ``AT_FORALL_FP32_SET_OPT_DTYPE``, aten/src/ATen/autocast_mode.h), the CPU leaves them as they come.
+  What is cast to 16 bits, and the cache of cast weights, is the same code on both.
 """
 
 from __future__ import annotations
