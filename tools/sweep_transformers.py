@@ -4,7 +4,7 @@
 and variant: by how much what forward and backward allocate differs from the catalogue's newest profile.
 Without names: the smallest model of each type that has a profile. What differs by more than half a percent
 gets a profile of its own (``python -m tools.trace_catalogue NAME --before RELEASE``);
-``zerokit/catalog/transformers_releases.py`` holds the sweep's ends.
+``zerokit/catalog/profiles.py`` holds the sweep's ends.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _of_other_version(source: Source) -> tuple[Note, ...]:
     with 5.19 as with 5.20. One strategy is traced again; a search takes what was traced with the installed
     one, else the catalogue's traces, of the range of releases that it belongs to, and says so.
     """
-    from zerokit.catalog.transformers_releases import alike
+    from zerokit.catalog.profiles import alike
 
     version, profile = installed("transformers"), source.profile
     if profile is None or version is None:

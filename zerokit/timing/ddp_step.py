@@ -12,8 +12,7 @@ import math
 
 from zerokit.domain.ddp_settings import ddp
 from zerokit.domain.strategy import Strategy
-from zerokit.timing.collectives import Flow
-from zerokit.timing.spread import EngineStep
+from zerokit.timing.spread import EngineStep, Flow
 
 _BUCKET_BYTES = 25 << 20
 """``bucket_cap_mb``'s default (torch/nn/parallel/distributed.py, 2.13)."""

@@ -14,8 +14,7 @@ from zerokit.domain.deepspeed_settings import ZeroSettings, deepspeed
 from zerokit.domain.job import Lora
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import ElementBytes
-from zerokit.timing.collectives import Flow, Route
-from zerokit.timing.spread import EngineStep, Spread
+from zerokit.timing.spread import EngineStep, Flow, Route, Spread
 from zerokit.timing.zero_3_host import Zero3Order
 from zerokit.values import frozen_dataclass
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.rank_model import DTYPE_BYTES
-from zerokit.timing.collectives import Flow
-from zerokit.timing.spread import EngineStep
+from zerokit.timing.spread import EngineStep, Flow
 
 _GROUPS_BESIDE_LAYERS = 2
 """The embedding, and the head with the last norm (accelerate/utils/fsdp_utils.py, ``fsdp2_prepare_model``,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from zerokit.domain.hardware import Cluster, Gpu
-from zerokit.timing import collectives, host_prices, kernel_prices, lanes, operators, playing
+from zerokit.timing import host_prices, kernel_prices, lanes, operators, playing
 from zerokit.timing.constants import HUGGING_FACE, Calibration
 from zerokit.timing.host_speed import FASTEST, SLOWEST, USUAL, HostSpeed, of_slowest
 from zerokit.timing.operators import IssuedOperator
+from zerokit.timing.spread import route
 from zerokit.values import replace
 
 _Price = TypeVar("_Price")
@@ -385,7 +386,7 @@ class _Links:
         inner = max(1, self._cluster.gpus // event.group_size)
         if event.is_message and len({rank // self._cluster.gpus_per_node for rank in event.ranks}) == 1:
             inner = 1  # neighbours of one node
-        way = collectives.route(self._cluster, event.group_size, inner, HUGGING_FACE, self._calibration)
+        way = route(self._cluster, event.group_size, inner, HUGGING_FACE, self._calibration)
         return way.seconds(event.bytes_read, passes=passes)
 
     def copy(self, event: IssuedOperator) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.catalog import models, profiles
-from zerokit.catalog.transformers_releases import NEWEST, OLDEST, alike, is_before
+from zerokit.catalog.profiles import NEWEST, OLDEST, alike, is_before
 from zerokit.cli import run
 from zerokit.trace import store
 from zerokit.values import replace
