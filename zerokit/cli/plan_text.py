@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from zerokit.cli.prose import bullets, command_lines, heading, paragraph, styled, width, wrap
 from zerokit.domain import strategy
 from zerokit.domain.strategy import Saving
+from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.emit.files import emitter_of
 from zerokit.fields import as_options
 from zerokit.memory.components import label
@@ -365,7 +366,7 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
     elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
         strategy = result.chosen.strategy
-        added = emitter_of(strategy).arguments(strategy, result.job.loss)
+        added = trainer_arguments(strategy, result.job.loss)
         heading_text = "which gives a Hugging Face Trainer script:"
     if added:
         lines.append(f"  {heading_text}")

@@ -14,7 +14,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
 from zerokit.emit import fsdp2
 from zerokit.emit.accelerate import accelerate_yaml
-from zerokit.emit.deepspeed import emit_deepspeed, script_must, trainer_arguments
+from zerokit.emit.deepspeed import emit_deepspeed, script_must
 from zerokit.values import frozen_dataclass
 
 DEEPSPEED_NAMES: Mapping[str, str] = {
@@ -52,7 +52,6 @@ class Emitter:
         names: of all files that it may write.
         files: for so many nodes, into a folder.
         config: what a plan publishes of the strategy in place of files, by key.
-        arguments: that make a Trainer script agree with the strategy; the text is the loss's name.
         script_must: what only the script can do for them, each as a sentence with its Python; the last
             argument: it is launched with the plan, which adds to a Trainer's arguments.
         launched: whether ``zerokit launch`` takes them; else ``accelerate launch`` alone does.
@@ -61,7 +60,6 @@ class Emitter:
     names: tuple[str, ...]
     files: Callable[[Strategy, Job, int, Path], PlanFiles]
     config: Callable[[Strategy, Job, int], dict[str, Any]]
-    arguments: Callable[[Strategy, str], list[str]]
     script_must: Callable[[Strategy, Job, bool], list[str]]
     launched: bool = True
 
@@ -151,14 +149,12 @@ _EMITTERS: Mapping[str, Emitter] = {
         names=(*DEEPSPEED_NAMES.values(), ACCELERATE_NAME),
         files=_deepspeed_files,
         config=lambda strategy, job, nodes: {"deepspeed_config": emit_deepspeed(strategy, job).config},
-        arguments=trainer_arguments,
         script_must=script_must,
     ),
     "fsdp2": Emitter(
         names=(ACCELERATE_NAME, TRAINER_NAME, CODE_NAME),
         files=_fsdp2_files,
         config=_fsdp2_config,
-        arguments=trainer_arguments,
         script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
     ),
     "ddp": Emitter(
@@ -168,7 +164,6 @@ _EMITTERS: Mapping[str, Emitter] = {
             "deepspeed_config": None,
             "accelerate_config": _ddp_config(strategy, nodes),
         },
-        arguments=trainer_arguments,
         script_must=lambda strategy, job, launched: _ddp_must(strategy, job),
         launched=False,
     ),

@@ -81,8 +81,6 @@ class PlanFile:
     files: dict[str, str] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)
     trainer_arguments: tuple[str, ...] = ()
-    zerokit_version: str = __version__
-    deepspeed_version: str = DEEPSPEED_VERSION
 
     @property
     def folder(self) -> pathlib.Path:
@@ -308,8 +306,6 @@ def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None
         files=dict(body.get("files") or {}),
         cluster=dict(cluster),
         trainer_arguments=tuple(str(text) for text in body.get("trainer_arguments") or ()),
-        zerokit_version=str(body.get("zerokit", "")),
-        deepspeed_version=str(body.get("deepspeed", "")),
     )
 
 

@@ -316,7 +316,8 @@ def write_plan(
         InputError: the folder cannot be written, or holds the file itself.
     """
     from zerokit.emit import plan_file
-    from zerokit.emit.files import emitter_of, plan_files
+    from zerokit.emit.deepspeed import trainer_arguments
+    from zerokit.emit.files import plan_files
     from zerokit.files import write_whole
 
     strategy, job, cluster = planned.strategy, planned.job, planned.cluster
@@ -353,6 +354,6 @@ def write_plan(
         reasons=emitted.reasons,
         files=files,
         cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
-        trainer_arguments=() if job.inference else emitter_of(strategy).arguments(strategy, job.loss),
+        trainer_arguments=() if job.inference else trainer_arguments(strategy, job.loss),
     )
     return {kind: str(folder / name) for kind, name in files.items()}

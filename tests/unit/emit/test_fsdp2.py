@@ -22,7 +22,8 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Strategy, TimeEstimate
 from zerokit.emit import fsdp2, plan_file
 from zerokit.emit.accelerate import parallelism_environment
-from zerokit.emit.files import NAMES, emitter_of, plan_files
+from zerokit.emit.deepspeed import trainer_arguments
+from zerokit.emit.files import NAMES, plan_files
 from zerokit.errors import InputError
 from zerokit.linter.files import detect_kind
 from zerokit.planner.documents import PlannedStrategy
@@ -123,7 +124,7 @@ def test_the_trainer_checkpoints_by_its_fsdp_config() -> None:
     """transformers 5.23, training_args.py:2795: checkpointing of its own gathers weights twice."""
     strategy = Strategy(settings=MIXED, data_parallel=4, checkpointing="full")
     assert fsdp2.trainer_config(strategy)["activation_checkpointing"] is True
-    arguments = emitter_of(strategy).arguments(strategy, "standard")
+    arguments = trainer_arguments(strategy)
     assert "--gradient_checkpointing" not in arguments and "--bf16" in arguments
 
 
