@@ -103,9 +103,7 @@ def pace_words(slower: float) -> str:
     return f"{slower:.1%} slower" if slower > 0 else f"{-slower:.1%} faster"
 
 
-def why(
-    chosen: Candidate, others: Sequence[Candidate], shape: ModelShape, job: Job, cluster: Cluster, timed: bool
-) -> str:
+def why(chosen: Candidate, others: Sequence[Candidate], cluster: Cluster, timed: bool) -> str:
     """Why this strategy won."""
     free = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     needed = format_gib(chosen.memory.min_vram_bytes, 1)

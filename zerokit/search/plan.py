@@ -249,7 +249,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     if request.timed and not request.job.inference:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
     surer += close_calls.narrow(chosen, request)
-    why = advice.why(chosen, others, space.shape, space.job, request.cluster, request.timed)
+    why = advice.why(chosen, others, request.cluster, request.timed)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
         *note_on_choice(chosen, request.cluster, result), *_left_out(result),
@@ -297,7 +297,7 @@ def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
     told = [
         Note("engine-left-out", f"⟨engine⟩ {name} left out: {why.marked}") for name, why in refused.items()
     ]
-    why = advice.why(first.chosen, others, request.shape, request.job, request.cluster, request.timed)
+    why = advice.why(first.chosen, others, request.cluster, request.timed)
     return replace(
         first,
         chosen=replace(first.chosen, why=why),
