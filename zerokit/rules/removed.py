@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.rules.known import ONE_BIT_OPTIMIZERS
+from zerokit.rules.strategy import autocast_with_precision
 from zerokit.rules.types import Edit, Rule, Setup
 
 _TOP_LEVEL: Mapping[str, tuple[str, str]] = {
@@ -109,11 +110,7 @@ OLDER_RULES: tuple[Rule, ...] = (
         key="torch_autocast.enabled",
         message="torch_autocast together with {precision}: this DeepSpeed refuses the file",
         fix="enable one of the two",
-        broken=lambda s: (
-            s.settings.torch_autocast is not None
-            and s.settings.precision != "fp32"
-            and {"precision": s.settings.precision}
-        ),
+        broken=autocast_with_precision,
     ),
     Rule(
         id="older-muon-at-stage-3",

@@ -33,6 +33,12 @@ def _is_known(setup: Setup) -> bool:
     return kind in DEEPSPEED_OPTIMIZERS or TORCH_OPTIMIZERS.get(kind) == setup.settings.optimizer
 
 
+def autocast_with_precision(setup: Setup) -> dict[str, str] | None:
+    """The weights' precision, where torch_autocast is on beside one of 16 bits."""
+    precision = setup.settings.precision
+    return None if setup.settings.torch_autocast is None or precision == "fp32" else {"precision": precision}
+
+
 def _untested(setup: Setup) -> bool:
     return (
         setup.settings.zero.stage > 0
@@ -365,10 +371,6 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         message="torch_autocast together with {precision}: the weights are in {precision} already, so autocast "
         "only adds casts",
         fix="enable one of the two",
-        broken=lambda s: (
-            s.settings.torch_autocast is not None
-            and s.settings.precision != "fp32"
-            and {"precision": s.settings.precision}
-        ),
+        broken=autocast_with_precision,
     ),
 )

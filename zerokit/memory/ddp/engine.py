@@ -15,7 +15,7 @@ from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
 from zerokit.memory.host import process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, layers_of
-from zerokit.memory.replay.model_states import Persistent, workspace_bytes
+from zerokit.memory.replay.model_states import Persistent, beside_states
 from zerokit.memory.replay.optimizers import (
     client,
     managed_bytes,
@@ -72,10 +72,7 @@ def persistent(model: RankModel, settings: DdpSettings, ranks: int) -> Persisten
     large as these (``gradient_as_bucket_view`` is off; torch/csrc/distributed/c10d/reducer.cpp,
     ``initialize_buckets``)."""
     components = {Component.PARAMETERS: sum(parameter_bytes(p, settings) for p in model.parameters)}
-    if workspaces := workspace_bytes(model):
-        components[Component.CUBLAS_WORKSPACE] = workspaces
-    if model.profile.buffer_bytes:
-        components[Component.BUFFERS] = model.profile.buffer_bytes
+    components |= beside_states(model)
     components[Component.OPTIMIZER_STATES] = state_bytes(model, settings)
     if ranks > 1:
         components[Component.GRADIENT_BUCKET] = sum(gradient_bytes(model, settings))

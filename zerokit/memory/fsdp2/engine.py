@@ -15,7 +15,7 @@ from zerokit.memory.fsdp2.groups import groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
-from zerokit.memory.replay.model_states import Persistent, workspace_bytes
+from zerokit.memory.replay.model_states import Persistent, beside_states
 from zerokit.memory.replay.optimizers import optimizer_name, optimizer_temporaries, optimizer_values
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
@@ -37,11 +37,7 @@ def state_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
 
 def persistent(model: RankModel, settings: Fsdp2Settings, ranks: int) -> Persistent:
     """The steady state of one rank between steps; ``ranks``: that a parameter is divided over."""
-    components: dict[Component, int] = {}
-    if workspaces := workspace_bytes(model):
-        components[Component.CUBLAS_WORKSPACE] = workspaces
-    if model.profile.buffer_bytes:
-        components[Component.BUFFERS] = model.profile.buffer_bytes
+    components = beside_states(model)
     if not settings.offload:
         shares = shares_of(model, settings, ranks)
         components[Component.PARAMETERS] = sum(share.kept_bytes for share in shares)

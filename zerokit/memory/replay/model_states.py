@@ -37,11 +37,6 @@ class Bf16OptimizerGradients(GradientReduction):
     """One rank's gradients: held as they come until the step, added into the flat buffer after each
     backward pass. The buffer is one of the rank's persistent states."""
 
-    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
-        """Kept where autograd made it, or added to what is there."""
-        if first:
-            self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.element_bytes.gradient)
-
     def end_of_backward(self, boundary: bool, first: bool) -> None:
         """``update_hp_grads`` (bf16_optimizer.py:523), then ``buffered_allreduce_fallback`` of the buffer:
         a view of it, converted whole for communication (engine.py:3801)."""
@@ -153,24 +148,20 @@ def stepped_tensors(
     return [part.size] if stage else model.trainable_sizes
 
 
-def workspace_bytes(model: RankModel, stage: int = 0) -> int:
-    """cuBLAS's and cublasLt's; ``stage``: of ZeRO, 0 under another engine. Autograd's thread makes products
-    with a bias where it runs layers again."""
+def beside_states(model: RankModel, stage: int = 0) -> dict[Component, int]:
+    """Workspaces of cuBLAS and cublasLt, and buffers; ``stage``: of ZeRO, 0 under another engine. Autograd's
+    thread makes products with a bias where it runs layers again."""
     size = CUBLAS_THREADS * model.cublas_bytes
-    if not size or not model.adds_bias_in_product(stage):
-        return size
-    again = model.checkpointing in ("full", "reentrant")
-    return size + LT_WORKSPACE_BYTES * (2 if again else 1)
+    if size and model.adds_bias_in_product(stage):
+        size += LT_WORKSPACE_BYTES * (2 if model.checkpointing in ("full", "reentrant") else 1)
+    sizes = {Component.CUBLAS_WORKSPACE: size, Component.BUFFERS: model.profile.buffer_bytes}
+    return {part: size for part, size in sizes.items() if size}
 
 
 def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> Persistent:
     """The steady state of one rank, before a step's gradients and activations."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
-    components: dict[Component, int] = {}
-    if workspaces := workspace_bytes(model, zero.stage):
-        components[Component.CUBLAS_WORKSPACE] = workspaces
-    if model.profile.buffer_bytes:
-        components[Component.BUFFERS] = model.profile.buffer_bytes
+    components = beside_states(model, zero.stage)
     if reference := reference_bytes(model, settings, ranks):
         components[Component.SCRIPT] = reference
     if zero.stage == 3:

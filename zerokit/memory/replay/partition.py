@@ -89,9 +89,11 @@ class GradientReduction(ABC):
         """Every gradient in the order of the backward pass."""
         return self._held(first)
 
-    @abstractmethod
     def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
-        """Autograd has made the gradient of trainable parameter ``index``."""
+        """Autograd has made the gradient of trainable parameter ``index``: it is kept, or added to what is
+        there."""
+        if first:
+            self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.element_bytes.gradient)
 
     @abstractmethod
     def end_of_backward(self, boundary: bool, first: bool) -> None:

@@ -31,11 +31,6 @@ class WholeGradients(GradientReduction):
     """ZeRO stage 0: every rank keeps the gradient of every parameter, and all are all-reduced at the end
     (``runtime/fp16/fused_optimizer.py``, 0.19.8)."""
 
-    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
-        """Kept where autograd made it, or added to what is there."""
-        if first:
-            self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.element_bytes.gradient)
-
     def end_of_backward(self, boundary: bool, first: bool) -> None:
         """``buffered_allreduce_fallback``: zeros for parameters without a gradient
         (``_get_gradients_for_reduction``), then flat copies; the last gradient overshoots the limit."""

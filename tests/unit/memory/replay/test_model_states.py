@@ -7,8 +7,9 @@ import pytest
 import zerokit
 from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.profile import ModelProfile, Parameter
+from zerokit.memory.components import Component
 from zerokit.memory.rank_model import RankModel
-from zerokit.memory.replay.model_states import workspace_bytes
+from zerokit.memory.replay.model_states import beside_states
 
 MIB = 1 << 20
 LLAMA = (("q.weight", (64, 32)), ("norm.weight", (32,)))
@@ -47,7 +48,7 @@ def test_products_with_a_bias_have_a_workspace_in_every_thread_that_makes_them(
         checkpointing=checkpointing,
     )
     settings = from_config({"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}})
-    assert workspace_bytes(model, settings.zero.stage) == 64 * MIB + threads * MIB
+    assert beside_states(model, settings.zero.stage)[Component.CUBLAS_WORKSPACE] == 64 * MIB + threads * MIB
 
 
 @pytest.mark.parametrize(
