@@ -102,12 +102,8 @@ class Summary:
 
 @frozen_dataclass
 class CatalogModel(Summary):
-    """A model with its configuration.
-
-    Attributes:
-        hf_config: for ``transformers.AutoConfig.for_model(**hf_config)``; hand it a deep copy,
-            because transformers writes into nested mappings.
-    """
+    """A model with its configuration; ``hf_config``: for ``transformers.AutoConfig.for_model(**hf_config)``;
+    hand it a deep copy, because transformers writes into nested mappings."""
 
     hf_config: Mapping[str, Any]
 

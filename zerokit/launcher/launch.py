@@ -100,11 +100,7 @@ Say = Callable[[str], None]
 
 
 class Rehearsals(Protocol):
-    """Rehearses the command of a launch.
-
-    Attributes:
-        done: what was rehearsed before the start; None: nothing.
-    """
+    """Rehearses the command of a launch; ``done``: what was rehearsed before the start; None: nothing."""
 
     done: Any
 

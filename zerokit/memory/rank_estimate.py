@@ -21,11 +21,8 @@ from zerokit.values import frozen_dataclass
 
 @frozen_dataclass
 class Degrees:
-    """How many of what: what DeepSpeed's own bytes depend on beside the settings.
-
-    Attributes:
-        room: what a card has for tensors during init, where that decides (``flattening_bytes``); else 0.
-    """
+    """How many of what: what DeepSpeed's own bytes depend on beside the settings; ``room``: what a card has
+    for tensors during init, where that decides (``flattening_bytes``); else 0."""
 
     ranks: int  # that ZeRO divides the states over
     peers: int  # tensor-parallel ranks of each, alike

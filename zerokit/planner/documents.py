@@ -39,11 +39,8 @@ T = TypeVar("T")
 
 
 class Read(Generic[T]):
-    """A property that stands elsewhere: read along a path, ``candidate.strategy.checkpointing``.
-
-    Args:
-        without: its value where a step of the path is None.
-    """
+    """A property that stands elsewhere: read along a path, ``candidate.strategy.checkpointing``; ``without``:
+    its value where a step of the path is None."""
 
     def __init__(self, path: str, doc: str, without: T | None = None) -> None:
         """Note where it stands."""

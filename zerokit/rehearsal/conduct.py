@@ -192,11 +192,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedsRanks:
-    """A rank works with values from ``ranks``, which have to be rehearsed first.
-
-    Attributes:
-        so_far: the answer without them, incomplete.
-    """
+    """A rank works with values from ``ranks``, which have to be rehearsed first; ``so_far``: the answer
+    without them, incomplete."""
 
     ranks: tuple[int, ...]
     so_far: results.Rehearsal

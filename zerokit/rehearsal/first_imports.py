@@ -18,11 +18,8 @@ _LARGEST_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class FirstImports:
-    """``module``, or ``module:name`` where a name is taken from it.
-
-    Attributes:
-        are_later: something else may be done before some of them.
-    """
+    """``module``, or ``module:name`` where a name is taken from it; ``are_later``: something else may be done
+    before some of them."""
 
     names: tuple[str, ...] = ()
     are_later: bool = False

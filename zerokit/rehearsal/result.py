@@ -194,11 +194,8 @@ class SinceBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuessedValue:
-    """A value that a line asked for and nobody can know without arithmetic.
-
-    Attributes:
-        decides_sizes: whether the figures depend on it (a number of elements, not a loss).
-    """
+    """A value that a line asked for and nobody can know without arithmetic; ``decides_sizes``: whether the
+    figures depend on it (a number of elements, not a loss)."""
 
     location: str
     what: str

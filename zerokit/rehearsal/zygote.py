@@ -177,11 +177,8 @@ class _Process:
 
 
 class _Idle:
-    """Processes of scripts that were rehearsed, which wait for one whose imports are the same.
-
-    Attributes:
-        most: how many wait, the last ones; 0: none.
-    """
+    """Processes of scripts that were rehearsed, which wait for one whose imports are the same; ``most``: how
+    many wait, the last ones; 0: none."""
 
     def __init__(self) -> None:
         self.most = 0

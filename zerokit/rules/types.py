@@ -71,11 +71,8 @@ class Setup:
 
 @frozen_dataclass
 class Edit:
-    """A change of the text: what ``check --fix`` writes.
-
-    Attributes:
-        safe: it cannot change what runs; others are written with ``--unsafe`` alone.
-    """
+    """A change of the text: what ``check --fix`` writes; ``safe``: it cannot change what runs; others are
+    written with ``--unsafe`` alone."""
 
     kind: Literal["remove", "set", "rename"]
     key: str

@@ -31,11 +31,8 @@ _LARGEST_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentFile:
-    """A JSON or YAML file with the values of options.
-
-    Attributes:
-        replaces_options: it stands in the place of all options, so none can be added beside it.
-    """
+    """A JSON or YAML file with the values of options; ``replaces_options``: it stands in the place of all
+    options, so none can be added beside it."""
 
     path: str
     replaces_options: bool

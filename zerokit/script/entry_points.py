@@ -23,11 +23,8 @@ from zerokit.trainer_files import ENDINGS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the user wants run: a script or a module, and its arguments verbatim.
-
-    Attributes:
-        source: the module that holds a console command's code.
-    """
+    """What the user wants run: a script or a module, and its arguments verbatim; ``source``: the module that
+    holds a console command's code."""
 
     script: str | None
     module: str | None

@@ -20,11 +20,8 @@ _STATE_BYTES = 12
 
 @frozen_dataclass
 class Sharding:
-    """How weights, gradients and states are divided.
-
-    Attributes:
-        replicas: groups of ranks that each hold all shards: one, or one a node.
-    """
+    """How weights, gradients and states are divided; ``replicas``: groups of ranks that each hold all shards:
+    one, or one a node."""
 
     reshard: bool = True
     offload: bool = False

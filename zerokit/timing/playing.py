@@ -53,11 +53,8 @@ def play_together(streams: Mapping[int, Sequence[IssuedOperator]], prices: Price
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A rank that has come to a message or a collective.
-
-    Attributes:
-        meeting: which one; ``needed``: the ranks without which it does not begin.
-    """
+    """A rank that has come to a message or a collective; ``meeting``: which one; ``needed``: the ranks
+    without which it does not begin."""
 
     event: IssuedOperator
     meeting: Hashable
@@ -107,11 +104,7 @@ class _Meetings:
 
 
 class _Rank:
-    """One rank's way through its steps.
-
-    Attributes:
-        seconds: of the last step, once it is through.
-    """
+    """One rank's way through its steps; ``seconds``: of the last step, once it is through."""
 
     def __init__(
         self, number: int, events: Sequence[IssuedOperator], lanes: Lanes, meetings: _Meetings

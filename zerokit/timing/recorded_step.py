@@ -155,11 +155,8 @@ def step_time(
 
 
 class _Step:
-    """A step of one or more ranks, by rank, on hosts of any speed.
-
-    Attributes:
-        is_offloaded: whether the host steps the optimizer; ``is_guessed``: whether nobody measured how fast.
-    """
+    """A step of one or more ranks, by rank, on hosts of any speed; ``is_offloaded``: whether the host steps
+    the optimizer; ``is_guessed``: whether nobody measured how fast."""
 
     def __init__(
         self,

@@ -50,12 +50,8 @@ class Route:
 
 @frozen_dataclass
 class Flow:
-    """Data-parallel traffic: seconds per micro-batch and per step.
-
-    Attributes:
-        overlapped: compute hides what crosses per micro-batch; ``overlapped_at_end``: the last backward what
-            crosses per step.
-    """
+    """Data-parallel traffic: seconds per micro-batch and per step; ``overlapped``: compute hides what crosses
+    per micro-batch; ``overlapped_at_end``: the last backward what crosses per step."""
 
     route: Route
     per_micro: float

@@ -37,11 +37,7 @@ _PARALLELISM_VALUE = Row(
 
 @frozen_dataclass
 class _Layout:
-    """The sizes, and what runs them.
-
-    Attributes:
-        runs: ``distributed_type``, with FSDP's version.
-    """
+    """The sizes, and what runs them; ``runs``: ``distributed_type``, with FSDP's version."""
 
     runs: str
     processes: int | None

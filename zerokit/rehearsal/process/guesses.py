@@ -102,11 +102,8 @@ _Asking = tuple[FrameType | None, FrameType | None]
 
 
 class Modules(threading.local):
-    """The modules that this thread is inside of, outermost first.
-
-    Attributes:
-        code: of the function around each module's call.
-    """
+    """The modules that this thread is inside of, outermost first; ``code``: of the function around each
+    module's call."""
 
     code: CodeType | None = None
 

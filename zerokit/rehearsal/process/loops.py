@@ -31,11 +31,7 @@ _MOST_ROUNDS_WITH_NEW = 8
 
 
 class Loop:
-    """One run of a loop.
-
-    Args:
-        periodic: whether it does something every so many rounds.
-    """
+    """One run of a loop; ``periodic``: whether it does something every so many rounds."""
 
     def __init__(self, context: Context, periodic: bool) -> None:
         self._context = context

@@ -29,11 +29,8 @@ _BROADCAST = -1  # in place of a tag
 
 
 class Message(NamedTuple):
-    """One tensor from one rank to another.
-
-    Attributes:
-        offset: of its values in the file of values; None: they are not known.
-    """
+    """One tensor from one rank to another; ``offset``: of its values in the file of values; None: they are
+    not known."""
 
     size: int
     dtype: str

@@ -31,11 +31,8 @@ _IMPORTS = ("<frozen importlib", os.path.dirname(importlib.__file__), pkgutil.__
 
 
 class Reads:
-    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on.
-
-    Attributes:
-        made: paths that it has made.
-    """
+    """What this process reads from :meth:`install` on, written down from :meth:`log_to` on; ``made``: paths
+    that it has made."""
 
     def __init__(self) -> None:
         self._own: tuple[str, ...] = ()

@@ -246,11 +246,8 @@ def _from_start(copies: int) -> int:
 
 
 class _Places:
-    """Places and positions of a course with so many layers more than the longer one has.
-
-    Attributes:
-        places: by position.
-    """
+    """Places and positions of a course with so many layers more than the longer one has; ``places``: by
+    position."""
 
     def __init__(self, runs: list[_Run], further: int, length: int) -> None:
         periods = np.asarray([run.period for run in runs], np.int64)

@@ -75,11 +75,7 @@ class _Part:
 
 
 class Shapes:
-    """The results of operators on one machine's fake tensors.
-
-    Args:
-        fake: answers what was not asked before.
-    """
+    """The results of operators on one machine's fake tensors; ``fake``: answers what was not asked before."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self._fake = fake
