@@ -359,7 +359,9 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
         return paragraph(f"without --dry-run, `plan` writes the files that `{takes} launch` takes")
     words = script or result.script_words or _worker(result)
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
-    to_run = answer.run_command(result.chosen.strategy, result.cluster, folder, words)
+    to_run = answer.run_command(
+        result.chosen.strategy, result.cluster, folder, words, of_trainer=result.trainer_file is not None
+    )
     lines = command_lines(to_run, comment)
     added: Sequence[str] = ()
     if script:

@@ -15,6 +15,7 @@ from zerokit.errors import InputError
 from zerokit.fields import first
 
 if TYPE_CHECKING:
+    from zerokit.domain.strategy import Candidate
     from zerokit.planner.documents import Estimate
     from zerokit.planner.memory_source import Say
     from zerokit.planner.plan_result import PlanResult
@@ -90,12 +91,20 @@ def plan(
         before = script_before(recipe, overrides, options, requested)
     with _said_by_key(file, options):
         if file is not None:
-            from zerokit.planner.trainer_file import job_options, notes_on
+            from zerokit.planner.trainer_file import job_options, notes_on, searched_values
 
             requested = job_options(file, requested)
         resolved = resolve(requested, say=say or silent)
     request = resolved.request
+    if file is not None:
+        request = replace(request, as_it_is=searched_values(file, options))
     planned = make_plan(request, top=top)
+    if file is not None and not file.engine and not options.get("engine"):
+        chosen = planned.chosen
+        if not chosen.strategy.settings.divides_states and not chosen.strategy.settings.offloads:
+            plain = _without_engine(options, chosen, file=file, against=against, top=top, say=say)
+            if plain is not None:
+                return plain if out is None else replace(plain, files=plain.write(out, say))
     notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
     if file is not None:
         notes = (*notes_on(file), *notes)
@@ -121,6 +130,22 @@ def plan(
 
         result = replace(result, against=compared(against, file, options, requested, result.chosen, say))
     return result if out is None else replace(result, files=result.write(out, say))
+
+
+def _without_engine(
+    options: Mapping[str, Any], dividing: Candidate, **plan_arguments: Any
+) -> PlanResult | None:
+    """The plan of a trainer's file that has no engine, where one would divide nothing; None: it is not
+    modelled, does not fit, or is slower."""
+    from zerokit.errors import InputError, NothingFits
+    from zerokit.search.close_calls import NOISE
+
+    try:
+        plain = plan({**options, "engine": "ddp"}, **plan_arguments)
+    except (InputError, NothingFits):
+        return None
+    slower = plain.plan.chosen.time.step_seconds > dividing.time.step_seconds * (1 + NOISE)
+    return None if slower else plain
 
 
 def plan_into(options: Mapping[str, Any], folder: Path) -> None:

@@ -121,7 +121,8 @@ def compared(
 
     if path is None and file is not None:
         try:
-            found = planner.estimate(_job(typed, "global_batch"), file=file, traces=False, say=say)
+            traces = chosen.engine == "ddp"  # as the plan was
+            found = planner.estimate(_job(typed, "global_batch"), file=file, traces=traces, say=say)
         except InputError:
             return None
         return Against(path=file.path, theirs=found, chosen=chosen)

@@ -58,13 +58,18 @@ def fix_first(to_fix: str) -> str:
     return f"fix {to_fix}; then plan again"
 
 
-def run_command(chosen: Strategy, cluster: Cluster, folder: str, script: Iterable[str]) -> str:
+def run_command(
+    chosen: Strategy, cluster: Cluster, folder: str, script: Iterable[str], *, of_trainer: bool = False
+) -> str:
     """What is typed next, with a plan's folder: a launch, or for several nodes a job for all of them.
 
     Args:
         script: its words and arguments; empty: some ``train.py``.
+        of_trainer: they are a trainer's, whose file says all of a plan that needs no engine.
     """
     words = tuple(script) or ("train.py",)
+    if of_trainer and chosen.engine == "ddp" and cluster.nodes == 1:
+        return command_text("launch", "--no-plan", "--gpus", str(cluster.gpus), *words)
     if not emitter_of(chosen).launched:
         return shlex.join(("accelerate", "launch", "--config_file", f"{folder}/{ACCELERATE_NAME}", *words))
     if cluster.nodes == 1:

@@ -342,6 +342,7 @@ class Model(MemoryModel):
     def untraced(self) -> Model:
         """The same, but nothing more is traced."""
         source = copy.copy(self.source)
+        source._look_into_cache()
         source.trace, source.hf_config = "never", None
         return Model(source=source, every_rank=self.every_rank)
 

@@ -43,6 +43,13 @@ def job_options(
     return _merged(options, said)
 
 
+def searched_values(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of what a plan looks for, by the names of pins; options that are given win."""
+    said = {name: value for name, value in _said(file, options).items() if not options.get(name)}
+    values = {"micro_batch": integer(said, "micro_batch"), "checkpointing": said.get("checkpointing")}
+    return {name: value for name, value in values.items() if value}
+
+
 def strategy_options(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an estimate of what the file runs; those that were given win."""
     said = _said(file, options)

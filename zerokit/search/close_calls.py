@@ -78,12 +78,20 @@ much: by 0.5 to 4 % in ZeRO-1 and 2 runs of Llama-3.1-8B on four H100s and H200s
 def simplest(space: Space, fastest: Candidate) -> Candidate:
     """The simplest strategy that is as fast as the fastest but for :data:`NOISE`, and fits as surely; of
     these its fastest."""
-    gpu, limit = space.cluster.gpu, fastest.time.step_seconds * (1 + NOISE)
     for pins in engine_of(space).simpler(space, fastest):
-        ranked = search(replace(space, pins=pins), top=1, limit_seconds=limit).ranked
-        if ranked and (is_sure(ranked[0].memory, gpu) or not is_sure(fastest.memory, gpu)):
-            return ranked[0]
+        if (simpler := as_fast(replace(space, pins=pins), fastest)) is not None:
+            return simpler
     return fastest
+
+
+def as_fast(space: Space, fastest: Candidate) -> Candidate | None:
+    """The fastest strategy of a part of the space, if it is as fast as the fastest of all but for
+    :data:`NOISE`, and fits as surely."""
+    gpu, limit = space.cluster.gpu, fastest.time.step_seconds * (1 + NOISE)
+    found = next(iter(search(space, top=1, limit_seconds=limit).ranked), None)
+    if found is None or (is_sure(fastest.memory, gpu) and not is_sure(found.memory, gpu)):
+        return None
+    return found
 
 
 LOOKED_AT = 100

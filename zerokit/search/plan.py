@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
@@ -17,7 +19,7 @@ from zerokit.notes import Note, with_id
 from zerokit.rules import first_violation
 from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
-from zerokit.search.close_calls import NOISE, close_call, simplest, with_range
+from zerokit.search.close_calls import NOISE, as_fast, close_call, simplest, with_range
 from zerokit.search.deepspeed_space import refuse_placement
 from zerokit.search.engine import ANY_ENGINE, DIVIDING, engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
@@ -308,11 +310,25 @@ def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
     )
 
 
+def unlike(as_it_is: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Which of the user's own values to keep: all of them first, then all but one, and so on."""
+    for count in range(len(as_it_is), 0, -1):
+        yield from itertools.combinations(as_it_is, count)
+
+
 def _simplest_first(space: Space, ranked: Sequence[Candidate], request: Request) -> tuple[Candidate, ...]:
-    """Fastest first, but for the simplest of those that are as fast as the fastest."""
+    """Fastest first, but for the one that changes least of what the user runs, and the simplest, of those
+    that are as fast as the fastest."""
     if not request.timed or request.job.inference:
         return tuple(ranked)
-    first = simplest(space, ranked[0])
+    fastest = ranked[0]
+    for names in unlike(request.as_it_is):
+        pins = replace(space.pins, **{name: request.as_it_is[name] for name in names})
+        alike = as_fast(replace(space, pins=pins), fastest)
+        if alike is not None:
+            space, fastest = replace(space, pins=pins), alike
+            break
+    first = simplest(space, fastest)
     return (first, *(candidate for candidate in ranked if candidate.strategy != first.strategy))
 
 

@@ -6,8 +6,9 @@ Which points are legal, the rules say.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
+from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
@@ -183,6 +184,7 @@ class Request:
 
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
+        as_it_is: pins of what the user runs today, which is as good as what is not faster than it.
         all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
@@ -192,6 +194,7 @@ class Request:
     cluster: Cluster
     memory: MemoryModel
     pins: Pins = field(default_factory=Pins)
+    as_it_is: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
     calibration: Calibration | None = None

@@ -81,3 +81,38 @@ def test_nobodys_file_is_replaced() -> None:
     Path("p/job.yml").unlink()
     for _ in range(2):  # its own it replaces
         zerokit.plan(file="job.yml", gpus=2, gpu="h200", out="p")
+
+
+TRL = """\
+model_name_or_path: Qwen/Qwen2.5-1.5B
+dataset_name: data
+output_dir: out
+max_length: 2048
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 4
+gradient_checkpointing: false
+bf16: true
+dtype: bfloat16
+"""
+
+
+def test_what_is_as_fast_as_the_fastest_stays_as_it_is() -> None:
+    job = {"gpus": 4, "gpu": "h200", "no_calibration": True}
+    fastest = zerokit.plan(model="qwen2.5-1.5b", trainer="trl", seq_len=2048, global_batch=128, **job)
+    plan = zerokit.plan(file=written(TRL), **job)
+    assert plan.chosen.micro_batch == 8 != fastest.chosen.micro_batch
+    assert [change.key for change in plan.changes] == ["deepspeed"]
+    times = [one.chosen.estimate.step_seconds for one in (plan, fastest)]
+    assert times[0] == pytest.approx(times[1], rel=0.02)
+
+
+def test_a_file_without_an_engine_gets_none_that_would_divide_nothing() -> None:
+    text = TRL.replace("Qwen/Qwen2.5-1.5B", "HuggingFaceTB/SmolLM2-135M") + "use_peft: true\n"
+    path = written(text)
+    plan = zerokit.plan(file=path, gpus=2, gpu="h200", out="p")
+    assert plan.chosen.engine == "ddp"
+    assert "deepspeed" not in {change.key for change in plan.changes}
+    assert "deepspeed" not in yaml.safe_load(Path(plan.files["trainer_file"]).read_text(encoding="utf-8"))
+    asked = zerokit.plan(file=path, gpus=2, gpu="h200", engine="deepspeed")
+    assert asked.chosen.zero_stage == 0
+    assert "deepspeed" in {change.key for change in asked.changes}
