@@ -41,6 +41,7 @@ class Trainer:
             base, else a copy of the weights in the training dtype.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
+        looks_for_unused: whether DistributedDataParallel looks for adapters without a gradient.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
@@ -65,6 +66,7 @@ class Trainer:
     reference: bool = False
     gathers: bool = True
     waits: bool = False
+    looks_for_unused: bool = True
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -194,6 +196,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "axolotl": Trainer(
         title="axolotl 0.19",
+        looks_for_unused=False,
         lora_dropout=0.0,
         kbit_prepared=True,
         reentrant=True,
@@ -216,12 +219,14 @@ TRAINERS: Mapping[str, Trainer] = {
             "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
             "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
+            "looks_for_unused": "axolotl/core/builders/causal.py:265",
             "not_counted": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
         },
     ),
     "llamafactory": Trainer(
         title="LLaMA-Factory 0.9.5",
         loads_wide=("full",),
+        looks_for_unused=False,
         lora_dropout=0.0,
         reentrant=True,
         checkpointing="full",
@@ -238,6 +243,7 @@ TRAINERS: Mapping[str, Trainer] = {
             "loads_wide": "llamafactory/model/adapter.py, cast_trainable_params_to_fp32 (pure_bf16: False)",
             "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
             "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
+            "looks_for_unused": "llamafactory/hparams/parser.py:474",
             "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
         },
     ),

@@ -103,6 +103,11 @@ class TrainingSettings(ABC):
         """Whether operators run in 16 bits under ``torch.autocast``, on weights of ``parameter_bytes``."""
 
     @property
+    def product_bytes(self) -> int:
+        """Bytes of one element of what matrix products take and make."""
+        return 2 if self.autocasts else self.parameter_bytes
+
+    @property
     def wide_adapters(self) -> bool:
         """Whether adapters are in fp32 on weights in 16 bits, where the engine's linear function does not
         say (``has_own_linear``)."""

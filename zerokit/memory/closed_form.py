@@ -433,6 +433,7 @@ def _losses(
             hidden=shape.hidden,
             vocabulary=shape.vocab,
             element_bytes=strategy.settings.parameter_bytes,
+            product_bytes=strategy.settings.product_bytes,
             trained=job.method == "full",
             adds_in_place=cluster.gpu.supports("bf16"),
         ),

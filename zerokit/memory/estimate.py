@@ -295,9 +295,9 @@ def timeline_of(
     timeline, size = model.trace.timeline(*point, gpu.processors), None
     copied = engine_of(strategy.settings).copied_logit_bytes(job, strategy)
     if model.loss != "standard":
-        size = loss_size(model, *point, strategy.settings.parameter_bytes, gpu.supports("bf16"))
+        size = loss_size(model, *point, strategy.settings, gpu.supports("bf16"))
         timeline = timeline if size is None else with_loss(model, timeline, size)
-    elif copied and (head := loss_size(model, *point, strategy.settings.parameter_bytes, False)) is not None:
+    elif copied and (head := loss_size(model, *point, strategy.settings, False)) is not None:
         timeline = _with_outputs(timeline, copied * head.tokens * head.vocabulary)
     if checkpointed is None:
         return timeline

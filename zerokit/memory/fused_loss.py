@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Mark, Pass, Polynomial, Run, Timeline
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory.rank_model import RankModel
 from zerokit.values import frozen_dataclass, replace
 
@@ -107,6 +108,7 @@ class LossSize:
         sequences, seq_len: of a micro-batch on one rank.
         hidden, vocabulary: columns and rows of the output head.
         element_bytes: of weights and hidden states.
+        product_bytes: of what operators take and make: fewer under autocast on weights in fp32.
         trained: whether the head's weight has a gradient.
         adds_in_place: whether the GPU adds 16-bit products to a 16-bit gradient (from Ampere on).
     """
@@ -116,6 +118,7 @@ class LossSize:
     hidden: int
     vocabulary: int
     element_bytes: int
+    product_bytes: int
     trained: bool
     adds_in_place: bool = True
 
@@ -173,7 +176,9 @@ def _liger(size: LossSize) -> LossBytes:
 
 def _chunked(size: LossSize) -> LossBytes:
     chosen = size.targets * size.hidden * size.element_bytes  # hidden states with a target: a copy
-    tile = min(size.targets, _TRL_TOKENS) * _TRL_WORDS * size.element_bytes  # however few words there are
+    rows = min(size.targets, _TRL_TOKENS)
+    tile = rows * _TRL_WORDS * size.product_bytes  # however few words there are
+    one_cast, casts = _casts(size, rows)
     # seven running statistics in fp32; targets, and where they are, in int64; which tokens count
     vectors = size.targets * (7 * _FP32 + 3 * _INT64) + size.tokens
     kept_bytes = chosen + size.targets * (2 * _FP32 + 3 * _INT64) + size.tokens
@@ -182,10 +187,22 @@ def _chunked(size: LossSize) -> LossBytes:
         summed += size.vocabulary * size.hidden * _FP32
     narrow = 0 if size.element_bytes == 4 else chosen + size.gradient_bytes
     return LossBytes(
-        forward=size.hidden_bytes + chosen + tile + vectors,
+        forward=size.hidden_bytes + chosen + tile + one_cast + vectors,
         kept=kept_bytes,
-        backward=kept_bytes + summed + tile + narrow,
+        backward=kept_bytes + summed + tile + casts + narrow,
     )
+
+
+def _casts(size: LossSize, rows: int) -> tuple[int, int]:
+    """Bytes of a tile's factors in the products' dtype, in forward and in backward, where the part of the
+    weight before is still there when the next is cast (a variable, ``w_chunk``)."""
+    if size.product_bytes == size.element_bytes:
+        return 0, 0
+    one, all_words = min(_TRL_WORDS, size.vocabulary), size.vocabulary
+    if size.targets > _TRL_TOKENS:  # the first part of the next tokens' comes after the last of these
+        all_words = max(all_words, 2 * one)
+    of_row = size.hidden * size.product_bytes
+    return (rows + one) * of_row, (rows + min(2 * one, all_words)) * of_row
 
 
 def _cut(size: LossSize) -> LossBytes:
@@ -215,7 +232,7 @@ _FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut, "score": _score}
 
 
 def loss_size(
-    model: RankModel, sequences: int, seq_len: int, element_bytes: int, adds_in_place: bool
+    model: RankModel, sequences: int, seq_len: int, settings: TrainingSettings, adds_in_place: bool
 ) -> LossSize | None:
     """The size of a model's loss; None where the model does not end with an output head."""
     marks = head_marks(model)
@@ -227,7 +244,9 @@ def loss_size(
     vocabulary, hidden = parameter.shape
     return LossSize(
         sequences=sequences, seq_len=seq_len, hidden=hidden, vocabulary=vocabulary,
-        element_bytes=element_bytes, trained=parameter.trainable, adds_in_place=adds_in_place,
+        element_bytes=settings.parameter_bytes,
+        product_bytes=settings.product_bytes,
+        trained=parameter.trainable, adds_in_place=adds_in_place,
     )  # fmt: skip
 
 
@@ -273,6 +292,9 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     loss = fused_loss(model.loss, size)
     base = timeline.forward.levels[marks.forward] - size.hidden_bytes
     forward = _forward(timeline.forward, marks.forward, base, loss, size)
+    if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
+        made = size.hidden_bytes + size.gradient_bytes
+        base = min(base, timeline.backward.levels[marks.backward + 1] - made)
     backward = _backward(timeline.backward, marks.backward, base, loss)
     names = [name for _, name in model.trace.marks_gradients]
     # of an output that the trace does not train the gradient is there with the loss's
@@ -290,16 +312,25 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     gradients = timeline.gradients
     peaks = ((whole,) * own + (max(whole, *later),))[: len(gradients.peaks)]
     at_own = (base + loss.backward,) * own
-    return Timeline(
-        forward=forward,
-        backward=backward,
-        forward_peak=max(forward.peaks),
-        gradients=Pass(
-            peaks=(*peaks, *gradients.peaks[len(peaks) :]),
-            levels=(*at_own, *gradients.levels[own:]),
-            afters=(*at_own, *gradients.afters[own:]),
-        ),
+    gradients = Pass(
+        peaks=(*peaks, *gradients.peaks[len(peaks) :]),
+        levels=(*at_own, *gradients.levels[own:]),
+        afters=(*at_own, *gradients.afters[own:]),
     )
+    tied = model.profile.ties.get(f"{marks.name}.weight")
+    if tied is not None and size.trained:
+        gradients = _added_in_place(gradients, names.index(tied), size)
+        if ("grad", tied) in model.trace.marks_backward:
+            backward = _added_in_place(backward, model.trace.marks_backward.index(("grad", tied)), size)
+    return Timeline(forward=forward, backward=backward, forward_peak=max(forward.peaks), gradients=gradients)
+
+
+def _added_in_place(traced: Pass, mark: int, size: LossSize) -> Pass:
+    """Where the gradient of an embedding is added to that of the head which is tied to it: the loss's own
+    function returned the head's, which takes the sum; that of a linear module is a view, and gets a copy
+    (``accumulate``, torch/csrc/autograd/input_buffer.cpp, 2.13)."""
+    most = min(traced.peaks[mark], traced.afters[mark - 1] + size.gradient_bytes)
+    return replace(traced, peaks=(*traced.peaks[:mark], most, *traced.peaks[mark + 1 :]))
 
 
 def _forward(traced: Pass, head: int, base: float, loss: LossBytes, size: LossSize) -> Pass:

@@ -14,7 +14,9 @@ import zerokit
 from zerokit.errors import InputError
 from zerokit.memory.fused_loss import LossSize, fused_loss
 
-LLAMA_1B = LossSize(sequences=4, seq_len=2048, hidden=2048, vocabulary=128_256, element_bytes=2, trained=True)
+LLAMA_1B = LossSize(
+    sequences=4, seq_len=2048, hidden=2048, vocabulary=128_256, element_bytes=2, product_bytes=2, trained=True
+)
 TOKENS, TARGETS = 4 * 2048, 4 * 2047
 HIDDEN = TOKENS * 2048 * 2
 WEIGHT = 128_256 * 2048 * 2
@@ -44,6 +46,17 @@ def test_trls_chunks_are_made_again_in_backward_and_added_up_in_fp32() -> None:
     assert found.backward == pytest.approx(
         chosen + 2 * chosen + 2 * WEIGHT + tile + chosen + WEIGHT, abs=NEAR
     )
+
+
+def test_under_autocast_trls_chunks_cast_what_they_multiply() -> None:
+    wide = replace(LLAMA_1B, element_bytes=4)
+    found = fused_loss("chunked", wide)
+    tile, chosen = 4096 * 32_768 * 2, TARGETS * 2048 * 4
+    rows, words = 4096 * 2048 * 2, 32_768 * 2048 * 2  # ``hidden_chunk`` and ``w_chunk``, in 16 bits
+    assert found.forward == pytest.approx(2 * HIDDEN + chosen + tile + rows + words, abs=NEAR)
+    # the part of the weight before is there until the next is cast; fp32 gradients are what is returned
+    summed = chosen + 2 * WEIGHT
+    assert found.backward == pytest.approx(chosen + summed + tile + rows + 2 * words, abs=NEAR)
 
 
 def test_cut_cross_entropy_makes_no_logits() -> None:

@@ -67,6 +67,13 @@ def _embeddings(model: RankModel) -> frozenset[str]:
     return frozenset(names - {f"{head}.weight"})
 
 
+def reference_bytes(model: RankModel, settings: DdpSettings) -> int:
+    """Bytes of a reference model's weights and buffers, which is loaded as the policy is and not wrapped."""
+    if model.reference != "copy":
+        return 0
+    return sum(parameter_bytes(p, settings) for p in model.parameters) + model.profile.buffer_bytes
+
+
 def persistent(model: RankModel, settings: DdpSettings, ranks: int) -> Persistent:
     """The steady state of one rank between steps; ``ranks``: that reduce gradients, each with buckets as
     large as these (``gradient_as_bucket_view`` is off; torch/csrc/distributed/c10d/reducer.cpp,
@@ -74,15 +81,18 @@ def persistent(model: RankModel, settings: DdpSettings, ranks: int) -> Persisten
     components = {Component.PARAMETERS: sum(parameter_bytes(p, settings) for p in model.parameters)}
     components |= beside_states(model)
     components[Component.OPTIMIZER_STATES] = state_bytes(model, settings)
+    if reference := reference_bytes(model, settings):
+        components[Component.SCRIPT] = reference
     if ranks > 1:
         components[Component.GRADIENT_BUCKET] = sum(gradient_bytes(model, settings))
     return Persistent(components=components)
 
 
 def init_peak(model: RankModel, settings: DdpSettings, ranks: int) -> int:
-    """The most allocated before training: weights and buffers, which rank 0 sends to the others in flat
-    copies of which two are on their way at once, and then buckets."""
+    """The most allocated before training: weights and buffers, those of a reference model too, and the flat
+    copies in which rank 0 sends its own to the others, two on their way at once, and then buckets."""
     weights = sum(parameter_bytes(p, settings) for p in model.parameters) + model.profile.buffer_bytes
+    weights += reference_bytes(model, settings)
     if ranks == 1:
         return weights
     sent = [0, *_broadcasts(model, settings)]
@@ -172,10 +182,8 @@ class Ddp(Engine[DdpSettings]):
             "weights in fp16, which a scaler of gradients refuses": settings.precision == "fp16"
             and settings.autocast
             and trained_bytes == 2,
-            f"loss {job.loss}": job.loss != "standard"
-            and (job.loss != "chunked" or is_full == (settings.weight_bytes == 2)),
+            f"loss {job.loss}": job.loss not in ("standard", "chunked"),
             "quantised weights beside others in fp32": packed and settings.weight_bytes == 4,
-            "a reference model": job.defaults.reference,
             "offloaded activations": job.offload_activations,
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
         }
@@ -185,10 +193,12 @@ class Ddp(Engine[DdpSettings]):
         """What the model returns, in fp32 beside it under Accelerate's autocast; and, after that is gone, a
         clone of what is left: DistributedDataParallel makes it (``_DDPSink``,
         torch/nn/parallel/distributed.py:378, 2.13) where a Trainer has it look for unused parameters: of
-        adapters, and of models that do not checkpoint (transformers/trainer.py:751, 5.23)."""
+        adapters, and of models that do not checkpoint (transformers/trainer.py:751, 5.23), unless it says
+        otherwise."""
         settings = ddp(strategy.settings)
         returned = 4 if settings.precision == "fp32" else 2
-        is_checked = job.method != "full" or strategy.checkpointing == "none"
+        adapts = job.method != "full"
+        is_checked = job.defaults.looks_for_unused if adapts else strategy.checkpointing == "none"
         clones = settings.by_trainer and strategy.world_size > 1 and is_checked
         if settings.by_trainer and settings.autocast:
             return 4 + (4 if clones else returned)
@@ -248,7 +258,8 @@ class Ddp(Engine[DdpSettings]):
     ) -> dict[HostComponent, int]:
         """Host bytes of one rank: each loads the whole model there, unless it is quantised; paged states lie
         there when the GPU is full."""
-        whole = 0 if model.loads_on_gpu else sum(parameter_bytes(p, settings) for p in model.parameters)
+        copies = 0 if model.loads_on_gpu else 2 if model.reference == "copy" else 1
+        whole = copies * sum(parameter_bytes(p, settings) for p in model.parameters)
         parts = {
             HostComponent.PROCESS: process_bytes(world_size),
             HostComponent.MODEL_BEFORE_IT_MOVES: whole,

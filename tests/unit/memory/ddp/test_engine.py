@@ -69,7 +69,5 @@ def test_settings_that_were_not_compared_are_refused(change: dict[str, str | Non
 def test_jobs_that_were_not_compared_are_refused() -> None:
     case = Case("llama-3.2-1b", 1, "--lora 16 --bits 4 --dtype float32")
     assert not_replayed(case.job, case.strategy) == "quantised weights beside others in fp32"
-    pairs = Job(seq_len=512, trainer="trl-dpo")
-    assert not_replayed(pairs, case.strategy) == "a reference model"
     divided = Strategy(settings=case.settings, data_parallel=1, tensor_parallel=2)
     assert not_replayed(Job(seq_len=512), divided) == "ranks that are not data-parallel alone"
