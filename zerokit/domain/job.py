@@ -35,6 +35,9 @@ NESTED_NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 QUANTIZED_BYTES = {"int8": 1.0, "int4": NF4_BYTES}
 """Of a quantised weight when serving."""
 
+TORCH_ADAMW = "adamw_torch"
+"""What a Trainer calls torch's AdamW on lists of tensors (transformers 5.23, trainer_optimizer.py)."""
+
 PACKED_LORA = "QLoRA (base weights in 4 bits)"
 """What the probe calls adapters on weights in NF4."""
 
@@ -81,6 +84,7 @@ class Job:
         attention: the Transformers attention implementation.
         attention_mask_given: whether batches carry an attention mask with padding.
         optimizer: DeepSpeed optimizer type.
+        torch_adam: where the script makes it, AdamW steps lists of tensors and is not fused.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
         quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
         loss: one of :data:`LOSSES`.
@@ -95,6 +99,7 @@ class Job:
     method: str = "full"
     lora: Lora | None = None
     optimizer: str = "AdamW"
+    torch_adam: bool = False
     attention: str = "sdpa"
     attention_mask_given: bool = False
     use_reentrant_checkpointing: bool | None = None

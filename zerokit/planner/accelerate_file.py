@@ -115,6 +115,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
     settings = replace(
         settings, micro_batch=micro, gradient_accumulation=steps, gradient_clipping=1.0,
         optimizer=None if by_script else job.optimizer, client_optimizer=job.optimizer if by_script else None,
+        torch_adam=job.torch_adam,
     )  # fmt: skip
     checkpointing = "full" if says.checkpointing else pins.checkpointing or "none"
     strategy = Strategy(settings=settings, data_parallel=ranks, checkpointing=checkpointing)

@@ -11,7 +11,7 @@ from zerokit.domain.client_optimizers import with_optimizer
 from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSettings, from_config
 from zerokit.domain.fsdp2_config import count
 from zerokit.domain.hardware import Cluster
-from zerokit.domain.job import Job
+from zerokit.domain.job import TORCH_ADAMW, Job
 from zerokit.domain.settings import PLUGINS_STAGE, TRAINERS_MICRO_BATCH
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
@@ -147,7 +147,10 @@ def settings_beside(options: Mapping[str, Any], path: Path, config: Mapping[str,
     except InputError as error:
         raise InputError(f"{path}: {error.marked}") from None
     if settings.optimizer is None and options.get("optimizer"):
+        # of an offloaded one Accelerate makes DeepSpeed's own (accelerator.py:2383, 1.15)
+        torch_adam = options["optimizer"] == TORCH_ADAMW and settings.optimizer_device == "none"
         settings = with_optimizer(settings, resolve_optimizer(options["optimizer"])[0])
+        settings = replace(settings, torch_adam=torch_adam)
     return settings
 
 

@@ -15,6 +15,7 @@ from zerokit.domain.job import (
     OFFLOAD_DEVICES,
     PRECISIONS,
     QUANTIZATIONS,
+    TORCH_ADAMW,
     Job,
     Lora,
 )
@@ -272,6 +273,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         method=method,
         lora=lora,
         optimizer=optimizer,
+        torch_adam=options.get("optimizer") == TORCH_ADAMW,
         attention=attention,
         loss=loss,
         use_reentrant_checkpointing={"on": True, "off": False}.get(

@@ -41,7 +41,7 @@ class DdpSpace(Engine):
         dtype = load_dtype(space)
         is_wide = dtype == "fp32"
         narrow = row.narrow_on_packed and job.packed_base_bytes is not None
-        own = {"torch_adam": not row.autocasts or space.torch_adam}
+        own = {"torch_adam": not row.autocasts or common["torch_adam"]}
         return DdpSettings(
             **{**common, **own},
             weight_bytes=4 if is_wide else 2,
