@@ -233,11 +233,14 @@ class DeepSpeedStep(EngineStep):
         return step, settings.parameter_bytes * owned if on_host else 0.0
 
     def _mean_tensor_of_an_element(self) -> float:
-        """Elements of the tensor in which an element of the layers lies, on average."""
+        """Elements of the tensor in which a trained element of the layers lies, on average; of adapters those
+        of all linear modules."""
+        rank = self._job.lora.rank if self._job.lora is not None else 0
         sizes = [
-            module.n * gemm.k * (gemm.copies if gemm.stacked else 1)
+            size * (gemm.copies if gemm.stacked else 1)
             for stack in self._shape.stacks
             for gemm in stack.gemms
             for module in gemm.modules or (gemm,)
+            for size in ((rank * module.n, rank * gemm.k) if rank else (module.n * gemm.k,))
         ]
-        return sum(size * size for size in sizes) / max(1, sum(sizes)) if self._job.method == "full" else 0.0
+        return sum(size * size for size in sizes) / max(1, sum(sizes))
