@@ -95,6 +95,22 @@ MODULE_NAMES: dict[str, Names] = {
 """``model_type`` -> names; of all others Llama's. Compared with what peft 0.21 adapts (Transformers 5.23)."""
 
 
+_QV = ("q_proj", "v_proj")
+_JOINED = ("query_key_value",)
+PEFT_TARGETS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bart", "gemma", "gemma2", "gemma3_text", "gpt_neo", "gptj", "llama", "llama4", "mistral",
+         "mixtral", "opt", "qwen2", "qwen3", "stablelm"), _QV,
+    ),
+    **dict.fromkeys(("bloom", "falcon", "gpt_neox"), _JOINED),
+    **dict.fromkeys(("t5", "mt5"), ("q", "v")),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), ("query", "value")),
+    "gpt2": ("c_attn",), "mpt": ("Wqkv",), "phi": (*_QV, "fc1", "fc2"),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}  # fmt: skip
+"""Model type -> the modules that get adapters where nobody names any (peft 0.21, utils/constants.py:67)."""
+
+
 def can_be_separate(model_type: object) -> bool:
     """Whether Transformers 4 has the family with modules that bitsandbytes quantises, and 5 without."""
     names = MODULE_NAMES.get(str(model_type), Names())

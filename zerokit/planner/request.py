@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
+from zerokit.domain.families import PEFT_TARGETS
 from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.job import (
     ATTENTIONS,
@@ -300,6 +301,14 @@ def _adapters(
             raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
         return None
     names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    if names == ("peft",):
+        family = chosen.shape.family
+        if family not in PEFT_TARGETS:
+            raise InputError(
+                f"⟨lora_targets⟩ peft: peft 0.21 has none for {family}; name modules, or all-linear"
+            )
+        names = PEFT_TARGETS[family]
+        notes.append(Note("peft-targets", f"adapters on {', '.join(names)}: peft's own choice for {family}"))
     if not names:
         raise InputError(f"⟨lora_targets⟩ {targets}: names no module; use for example q_proj,v_proj")
     lora = Lora(rank=rank or 16, targets=names, dropout=row.lora_dropout if dropout is None else dropout)

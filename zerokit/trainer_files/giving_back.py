@@ -46,7 +46,7 @@ def changes(file: TrainerFile, wanted: Mapping[str, tuple[Any, str]]) -> tuple[C
     for name, (value, why) in wanted.items():
         for key, after in row.keys_of(name, value).items():
             known = file.trainer.keys.get(key)
-            now = values.get(key, known.default if known is not None else None)
+            now = values.get(key, known.default_of(file.stage) if known is not None else None)
             if isinstance(after, bool):
                 now = bool(now)
             if now != after and not (after is None and key not in values):

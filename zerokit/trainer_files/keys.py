@@ -116,6 +116,10 @@ def _row(name: str) -> Mapping[str, Any]:
 def _widened(key: Key, base: Key, stages: tuple[str, ...]) -> Key:
     """A key that some stages define anew, and the others take from Transformers."""
     of = tuple(sorted({*key.of, *stages})) if key.of and stages else ()
+    if key.of:
+        key = replace(
+            key, default=base.default, defaults={**dict.fromkeys(key.of, key.default), **key.defaults}
+        )
     return replace(key, irrelevant=key.irrelevant or base.irrelevant, of=of)
 
 

@@ -58,6 +58,14 @@ def take_targets(says: Says, key: str, of_all: tuple[str, ...] = ("all", "all-li
         says.leave_out(key, "a pattern: adapters are counted on every linear module")
 
 
+def take_constants(says: Says, key: str, *, nested: bool) -> None:
+    """Name how constants of 4-bit weights are kept where that is not the trainer's default, which counts."""
+    if key in says.values and says.is_on(key) != nested and says.options.get("method") == "qlora":
+        bits = 8 if nested else 32
+        says.leave_out(key, f"constants of 4-bit weights are counted in {bits} bits")
+    says(key)
+
+
 def leave_out_evaluation(says: Says, micro: str, size: str, *switches: str) -> None:
     """Name an evaluation in larger batches than the training's, whose peak no answer counts.
 
@@ -73,7 +81,7 @@ def leave_out_evaluation(says: Says, micro: str, size: str, *switches: str) -> N
 
 
 def take_trainer_arguments(says: Says) -> None:
-    """Take precision, checkpointing, loss and engine; name a larger evaluation."""
+    """Take precision, checkpointing and engine; name a larger evaluation."""
     leave_out_evaluation(
         says, "per_device_train_batch_size", "per_device_eval_batch_size", "eval_strategy", "do_eval",
         "val_size", "split_dataset_ratio", "val_dataset", "eval_dataset",
@@ -82,8 +90,6 @@ def take_trainer_arguments(says: Says) -> None:
     if "gradient_checkpointing" in says.trainer.keys:
         is_on = says.is_on("gradient_checkpointing") or says.is_on("activation_checkpointing")
         take_checkpointing(says, "gradient_checkpointing", is_on)
-    if says.is_on("use_liger_kernel"):
-        says.take("loss", "use_liger_kernel", "liger")
     if says("deepspeed"):
         says.engine["deepspeed"] = says("deepspeed")
     elif says("fsdp"):
@@ -188,6 +194,9 @@ def _axolotl(says: Says) -> None:
             "load_in_4bit", "load_in_8bit",
         )  # fmt: skip
     take_precision(says, "bf16", "fp16")
+    if "precision" not in says.options and not says.is_on("load_in_8bit"):
+        # utils/config/__init__.py:203
+        says.take("precision", "bf16", "fp32")
     _take_attention(says)
     _take_checkpointing(says)
     _take_loss(says)
@@ -197,6 +206,11 @@ def _axolotl(says: Says) -> None:
         block = says("fsdp_config", {})
         version = says("fsdp_version") or block.get("fsdp_version") or block.get("version")
         says.engine["fsdp"] = {"fsdp": "full_shard", "fsdp_config": {"version": version or 2, **block}}
+    is_flash = says.options.get("attention") not in (None, "sdpa", "eager")
+    is_fp32 = says.options.get("precision") == "fp32"
+    if not (adapter or is_flash or is_fp32 or says.options.get("loss") == "cut" or says.engine):
+        # _configure_embedding_dtypes, loaders/model.py:435
+        says.leave_out("attn_implementation", "norms, embeddings and head are trained in fp32 beside sdpa")
     for key in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size",
                 "sequence_parallel_degree", "expert_parallel_size"):  # fmt: skip
         if (says(key) or 1) > 1:
@@ -243,7 +257,7 @@ _LLAMA_FACTORY_ATTENTION = {"sdpa": "sdpa", "fa2": "flash_attention_2", "disable
 
 def _llamafactory(says: Says) -> None:
     """What a YAML of LLaMA-Factory asks for (LLaMA-Factory 0.9.5, hparams)."""
-    says.options["trainer"] = "llamafactory"
+    says.options["trainer"], says.stage = "llamafactory", "train"
     if "model_class" in says.values or is_llamafactory_v1(says.values):
         says.refuse("model", "LLaMA-Factory's new trainer (its v1 arguments)")
     if says.values.get("export_dir") or says.values.get("infer_backend"):
@@ -268,14 +282,19 @@ def _llamafactory(says: Says) -> None:
     if says.is_on("pure_bf16"):
         take_precision(says, "pure_bf16")
         says.options |= {"precision": "bf16", "load_dtype": "bf16"}
+    elif kind == "full" and "precision" not in says.options:
+        # weights that are trained become fp32 (model/adapter.py:316), and no autocast is asked for
+        says.take("precision", "bf16", "fp32")
     off = says.is_on("disable_gradient_checkpointing")
     take_checkpointing(says, "disable_gradient_checkpointing", not off)
     if not off and "use_reentrant_gc" in says.values:
         says.take("reentrant", "use_reentrant_gc", "on" if says.is_on("use_reentrant_gc") else "off")
     says.take_one("attention", "flash_attn", _LLAMA_FACTORY_ATTENTION, "sdpa")
-    if says.is_on("enable_liger_kernel"):
-        says.take("loss", "enable_liger_kernel", "liger")
-    says("packing"), says("neat_packing"), says("double_quantization")
+    for key in ("enable_liger_kernel", "use_liger_kernel"):
+        if says.is_on(key):
+            says.take("loss", key, "liger")
+    says("packing"), says("neat_packing")
+    take_constants(says, "double_quantization", nested=True)
 
 
 _SWIFT_ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attn": "flash_attention_2",
@@ -331,12 +350,17 @@ def _swift(says: Says) -> None:
         _take_whole(says, key)
     take_trainer_arguments(says)
     says.take_one("precision", "torch_dtype", TORCH_DTYPES, "bf16")
+    if says.options.get("precision") == "fp32":  # trains in fp16 then (arguments/base_args/model_args.py:133)
+        says.options |= {"precision": "fp16", "load_dtype": "fp32"}
     says.take_one("attention", "attn_impl", _SWIFT_ATTENTION, "sdpa")
+    if says.is_on("use_liger_kernel"):
+        says.take("loss", "use_liger_kernel", "liger")
     if isinstance(named := says.engine.get("deepspeed"), str) and named in _SWIFT_STAGES:
         says.engine["deepspeed"] = _preset(named)
     if says("gradient_accumulation_steps") is None:
         says.take("global_batch", "gradient_accumulation_steps", _SWIFT_GLOBAL_BATCH)
-    says("packing"), says("padding_free"), says("bnb_4bit_use_double_quant")
+    says("packing"), says("padding_free"), says("model_type")
+    take_constants(says, "bnb_4bit_use_double_quant", nested=True)
 
 
 _TRL_TRAINERS = {"sft": "trl", "dpo": "trl-dpo", "reward": "trl-reward"}
@@ -364,10 +388,16 @@ def _trl(says: Says) -> None:
     says("beta"), says("max_prompt_length")  # within max_length, which counts
     if says.is_on("use_peft"):
         _take_adapters(says, "use_peft")
-        take_targets(says, "lora_target_modules")
+        if says("lora_target_modules"):
+            take_targets(says, "lora_target_modules")
+        else:
+            says.take("lora_targets", "lora_target_modules", "peft")
     else:
         _take_whole(says, "use_peft", "load_in_4bit", "load_in_8bit", "lora_target_modules")
-    says("use_bnb_nested_quant"), says("bnb_4bit_quant_type")
+    if says.is_on("use_liger_kernel"):  # of which it takes the loss away (sft_trainer.py:1140)
+        says.leave_out("use_liger_kernel", "its layers, which keep less, are counted as the model's own")
+    take_constants(says, "use_bnb_nested_quant", nested=False)
+    says("bnb_4bit_quant_type")
     take_trainer_arguments(says)
     says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
     if says.is_on("activation_offloading"):

@@ -46,7 +46,8 @@ class Says:
             return default
         if value is not None:
             return value
-        return known.default if known is not None and known.default is not None else default
+        otherwise = known.default_of(self.stage) if known is not None else None
+        return default if otherwise is None else otherwise
 
     def is_on(self, key: str) -> bool:
         """Whether a switch is on; trainers read ``"true"`` as YAML reads it."""
@@ -86,7 +87,7 @@ class Says:
         """Name every key that was not asked for, counts, and is set to something."""
         for key, value in self.values.items():
             known = self.trainer.keys.get(key)
-            if key in self.used or known is None or known.irrelevant or is_off(value, known):
+            if key in self.used or known is None or known.irrelevant or is_off(value, known, self.stage):
                 continue
             self.not_modelled.setdefault(key, "")
 
@@ -108,6 +109,8 @@ def _is_shaped(value: object, key: Key) -> bool:
     return shape in kinds if shape is not None else kinds != {"mapping"}
 
 
-def is_off(value: object, key: Key) -> bool:
+def is_off(value: object, key: Key, stage: str) -> bool:
     """Whether a value does nothing: it is empty, off, or what the trainer does anyway."""
-    return value in (None, False, "", 0, "none", "None") or value in ([], {}) or value == key.default
+    return (
+        value in (None, False, "", 0, "none", "None") or value in ([], {}) or value == key.default_of(stage)
+    )

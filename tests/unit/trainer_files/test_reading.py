@@ -114,6 +114,50 @@ def test_one_module_stands_for_a_list_of_them() -> None:
     assert not file.not_modelled
 
 
+def test_defaults_are_those_of_the_stage() -> None:
+    text = "\n".join(line for line in HANDBOOK.splitlines() if not line.startswith("max_length"))
+    assert read_trainer_file(written(text), "trl").options["seq_len"] == 1024  # trl/trainer/sft_config.py
+    # only its new trainer trains in bf16 where nobody says (v1/config/training_args.py)
+    of_full = LLAMA_FACTORY.replace("bf16: true\n", "").replace("type: lora", "type: full")
+    assert read_trainer_file(written(of_full)).options["precision"] == "fp32"  # model/adapter.py:316
+    plain = read_trainer_file(written(QLORA.replace("bf16: auto", "bf16: false")))
+    assert plain.options["precision"] == "fp32"  # axolotl/utils/config/__init__.py:203
+    wide = read_trainer_file(
+        written(SWIFT.replace("bfloat16", "float32"))
+    )  # under autocast (model_args.py:133)
+    assert (wide.options["precision"], wide.options["load_dtype"]) == ("fp16", "fp32")
+
+
+def test_adapters_that_nobody_places_are_on_pefts_own_modules() -> None:
+    adapted = HANDBOOK + "use_peft: true\n"
+    of_file = zerokit.estimate(file=written(adapted), **HARDWARE, engine="deepspeed")
+    assert of_file.planned.job.lora is not None
+    assert of_file.planned.job.lora.targets == ("q_proj", "v_proj")  # peft 0.21, utils/constants.py:96
+    with pytest.raises(InputError, match="none for glm4"):
+        zerokit.estimate(model="glm-4-9b", method="lora", lora_targets="peft", **HARDWARE)
+
+
+def test_trl_keeps_its_own_loss_beside_liger() -> None:
+    file = read_trainer_file(written(HANDBOOK + "use_liger_kernel: true\n"))
+    assert "loss" not in file.options and "use_liger_kernel" in file.not_modelled  # sft_trainer.py:1140
+    assert read_trainer_file(written(SWIFT + "use_liger_kernel: true\n")).options["loss"] == "liger"
+
+
+def test_constants_of_4_bit_weights_that_are_not_the_default_are_named() -> None:
+    packed = LLAMA_FACTORY + "quantization_bit: 4\ndouble_quantization: "
+    assert not read_trainer_file(written(packed + "true\n")).not_modelled
+    assert "8 bits" in read_trainer_file(written(packed + "false\n")).not_modelled["double_quantization"]
+
+
+def test_what_axolotl_trains_in_fp32_beside_sdpa_is_named() -> None:
+    text = "\n".join(
+        line for line in QLORA.splitlines() if not line.startswith(("adapter", "load_in", "lora"))
+    )
+    assert "attn_implementation" not in read_trainer_file(written(text), "axolotl").not_modelled
+    beside_sdpa = text.replace("flash_attention_2", "sdpa")
+    assert "fp32" in read_trainer_file(written(beside_sdpa), "axolotl").not_modelled["attn_implementation"]
+
+
 def test_preferences_of_trl_are_told_by_their_arguments() -> None:
     file = read_trainer_file(written(HANDBOOK + "beta: 0.01\nuse_liger_kernel: false\nloss_type: sigmoid\n"))
     assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))
