@@ -1,0 +1,66 @@
+"""Estimates of trainers' files beside what their trainers allocate: on a GPU, and in rehearsals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.trainer_files.compared import PHASES, estimated, rows
+from tests.support.packages import needs
+from zerokit.catalog import models
+
+needs("torch")
+needs("transformers")
+needs("peft")
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "measure" / "data"
+GIVEN = {row["name"]: row for row in rows(DATA / "trainer-files-predicted.jsonl")}
+MEASURED = {row["name"]: row for row in rows(DATA / "trainer-files.jsonl")}
+REHEARSED = {row["name"]: row for row in rows()}
+ONE_OF_EACH = ("full.smollm2-360m", "at.z3", "dps.lora")
+"""By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
+ZeRO-3; a reference model without an engine."""
+OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002}
+"""Packed rows are not all full; answers of preferences begin behind a prompt."""
+
+
+SHOWN = (
+    "ex.llama", "ex.llama.bf16dtype", "ex.llama.nock", "ex.llama.nock.lora", "ex.llama.lora.notarget",
+    "ex.llama.nolen", "ex.llama.accum", "ex.llama.adamwtorch", "ex.llama.z2", "ex.llama.z3", "ex.llama.fsdp2",
+    "ex.llama.ddp2", "at.z0", "at.z2", "at.z3", "at.z2off", "at.fsdp2", "hb.qlora.mistral", "dps.full",
+    "dps.lora", "dps.full.ddp2",
+)  # fmt: skip
+
+
+def cases(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in ONE_OF_EACH else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize("name", cases(*(name for name in MEASURED if not name.startswith("plan."))))
+def test_peaks_are_those_of_a_gpu(name: str) -> None:
+    given, measured = GIVEN[name], MEASURED[name]
+    stage = given["file"].get("deepspeed")
+    beside = {stage: given["deepspeed"]} if stage else {}
+    row = {**given, "trainer": "trl", "gpus": 1, "beside": beside}
+    model = models.load(given["model"])
+    assert model is not None
+    phases, named = estimated(row, model.hf_config)
+    assert not named
+    peak = max(phases.values())
+    assert peak == pytest.approx(measured["peak_allocated_bytes"], rel=OFF.get(name, 2e-4))
+
+
+REFERENCE = ("init", "backward", "step")
+"""Of preferences forward is said higher: autocast keeps no casts of weights that are not trained."""
+
+
+@pytest.mark.parametrize("name", cases(*SHOWN))
+def test_peaks_are_those_of_a_rehearsal(name: str) -> None:
+    row = REHEARSED[name]
+    phases, named = estimated(row, row["config"])
+    assert not named
+    compared = REFERENCE if name.startswith("dps") else PHASES
+    found = [phases[phase] for phase in compared]
+    assert found == pytest.approx([row["phases"][phase] for phase in compared], rel=1e-3)
