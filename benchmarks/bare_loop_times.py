@@ -26,7 +26,7 @@ from zerokit.timing.host_speed import HostSpeed
 from zerokit.timing.ranges import unmeasured
 from zerokit.timing.step_time import TimeModel
 
-_THROUGH_DEEPSPEED = 1.27
+THROUGH_DEEPSPEED = 1.27
 """What a round of the probe took between the steps of ZeRO-3, over one through torch's own linear: the middle
 of ``model`` over ``warm`` in ``zero-3-waiting.jsonl``. ``zero.Init`` leaves DeepSpeed's linear behind."""
 
@@ -34,7 +34,7 @@ of ``model`` over ``warm`` in ``zero-3-waiting.jsonl``. ``zero.Init`` leaves Dee
 def host_of(row: Mapping[str, Any]) -> HostSpeed:
     """The host of a row that was probed on all ranks."""
     factor, (low, high) = row["host_factor"], _spread(row)
-    slowed = _THROUGH_DEEPSPEED if "host_rounds" in row and "rounds_before" not in row else 1.0
+    slowed = THROUGH_DEEPSPEED if "host_rounds" in row and "rounds_before" not in row else 1.0
     return HostSpeed(factor=factor / slowed, source="the row's probe", low=low / slowed, high=high / slowed)
 
 

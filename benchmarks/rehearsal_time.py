@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bare_loop_times import THROUGH_DEEPSPEED
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
@@ -151,7 +152,7 @@ class Times:
         found = self._timed(streams, run.gpus, host=host, calibration=rates)
         error = found.seconds / measured - 1
         self._known_errors.append(abs(error))
-        return f"host {factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
+        return f"host {host.factor:.2f}: {found.seconds:.4f} {100 * error:+.1f} %  "
 
     def _streams(self, run: MeasuredRun) -> Streams:
         kept = (self.options.kept or self.options.keep or self.folder).resolve() / f"{run.name}.json"
@@ -206,10 +207,13 @@ class Times:
 
 def _host(factor: float, run: MeasuredRun, source: str) -> HostSpeed:
     """The host's speed, with its spread where the row has one and the factor is its own."""
-    low, high = None, None
+    low, high, slowed = None, None, 1.0
     if factor == run.row.get("host_factor"):
         low, high = run.row.get("host_factor_range") or (None, None)
-    return HostSpeed(factor=factor, source=source, low=low, high=high)
+        if run.deepspeed_config.get("zero_optimization", {}).get("stage") == 3:
+            slowed = THROUGH_DEEPSPEED  # probed between the steps
+    edges = [edge and edge / slowed for edge in (low, high)]
+    return HostSpeed(factor=factor / slowed, source=source, low=edges[0], high=edges[1])
 
 
 def _why(found: StepTime) -> str:
