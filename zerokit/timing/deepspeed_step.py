@@ -35,6 +35,7 @@ class _Zero3Counts:
     backward: float
     reductions: float
     persistent: int
+    released: float
 
 
 class DeepSpeedStep(EngineStep):
@@ -79,23 +80,27 @@ class DeepSpeedStep(EngineStep):
     def _stage_3(self, strategy: Strategy, way: Route, weights: float, reduce: float) -> Flow:
         zero = deepspeed(strategy.settings).zero
         element_bytes = self._spread.weight_bytes * strategy.settings.parameter_bytes / 2
+        counts = self._zero_3(strategy)
+        per_step = way.seconds((1 - counts.released) * weights * element_bytes)
+        weights *= counts.released
         cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
         gathers = (2 * weights - cached) * element_bytes
-        counts = self._zero_3(strategy)
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
             inner = self._spread.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
             first = way.seconds(weights * element_bytes, messages=math.ceil(counts.forward) or 1)
             again = math.ceil(counts.backward) or 1
             second = inner.seconds((weights - cached) * element_bytes, messages=again)
-            return Flow(route=way, per_micro=first + second + reduce, per_step=0.0, overlapped=zero.overlaps)
+            return Flow(
+                route=way, per_micro=first + second + reduce, per_step=per_step, overlapped=zero.overlaps
+            )
         if zero.zero_quantized_weights:
             gathers /= _QUANTIZED_GATHER
         if zero.zero_quantized_gradients:
             reduce /= _QUANTIZED_REDUCE
         messages = math.ceil(counts.forward + counts.backward) or 1
         per_micro = way.seconds(gathers, messages=messages) + reduce
-        return Flow(route=way, per_micro=per_micro, per_step=0.0, overlapped=zero.overlaps)
+        return Flow(route=way, per_micro=per_micro, per_step=per_step, overlapped=zero.overlaps)
 
     def _zero_3(self, strategy: Strategy) -> _Zero3Counts:
         zero, parts = deepspeed(strategy.settings).zero, strategy.tensor_parallel
@@ -110,6 +115,7 @@ class DeepSpeedStep(EngineStep):
                 backward=backward,
                 reductions=order.reductions(zero) if full else max(1.0, trainable / zero.reduce_bucket_size),
                 persistent=order.persistent(zero),
+                released=order.released(zero),
             )
         return found
 

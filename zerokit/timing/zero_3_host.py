@@ -54,6 +54,11 @@ class Zero3Order:
         kept = min(1.0, reach / self._weights)
         return forward, max(0.0, forward - joined * kept)
 
+    def released(self, zero: ZeroSettings) -> float:
+        """Share of the weights that are not persistent."""
+        large = sum(size for size in self._sizes if size > zero.param_persistence_threshold)
+        return large / self._weights
+
     def persistent(self, zero: ZeroSettings) -> int:
         """Tensors that are gathered one by one after an optimizer step, frozen ones too."""
         return sum(size <= zero.param_persistence_threshold for size in self._sizes)

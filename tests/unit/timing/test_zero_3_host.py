@@ -110,3 +110,18 @@ def test_where_every_weight_is_persistent_there_is_a_step_time() -> None:
     job, cluster = Job(seq_len=512, global_batch=2), Cluster(gpu=gpus.load("h200"), gpus=2, nodes=1)
     timing = TimeModel(LLAMA_1B, job, cluster, HUGGING_FACE, Calibration(host_factor=1.0))
     assert timing.estimate(Strategy(settings=settings, data_parallel=2)).step_seconds > 0
+
+
+def test_persistent_weights_cross_the_links_once_a_step() -> None:
+    def link_seconds(threshold: int) -> float:
+        zero = replace(ZERO_3, param_persistence_threshold=threshold)
+        settings = DeepSpeedSettings(zero=zero, precision="bf16", micro_batch=8)
+        cluster = Cluster(gpu=gpus.load("h200"), gpus=8, nodes=1)
+        timing = TimeModel(LLAMA_8B, Job(seq_len=4096, global_batch=64), cluster, HUGGING_FACE, Calibration())
+        flow = timing.traffic.engine(strategy := Strategy(settings=settings, data_parallel=8)).data_parallel(
+            strategy
+        )
+        return flow.per_micro
+
+    # two gathers and a reduction, of which the gathers of all persistent weights go
+    assert link_seconds(10**12) == pytest.approx(link_seconds(100_000) / 3, rel=0.15)
