@@ -21,7 +21,7 @@ OTHERS_SENTENCES = {
     "report/words.py": "Python's",
     "strictload/yamltext.py": "PyYAML's",
     "linter/deepspeed/file.py": "a name of a key",
-    "cli/rehearse.py": "an entry of stubbed",
+    "rehearsal/sections.py": "an entry of stubbed",
     "rehearsal/process/calls.py": "CPython's names of functions in C",
 }
 
