@@ -128,6 +128,13 @@ def test_defaults_are_those_of_the_stage() -> None:
     assert (wide.options["precision"], wide.options["load_dtype"]) == ("fp16", "fp32")
 
 
+def test_casts_of_a_checkpoint_in_another_dtype_are_named() -> None:
+    assert not read_trainer_file(written(LLAMA_FACTORY)).not_modelled
+    # benchmarks/trainer_files/rehearsed.jsonl, lf.fp16.lora: backward takes 17 % more than the answer
+    half = read_trainer_file(written(LLAMA_FACTORY.replace("bf16: true", "fp16: true")))
+    assert "bf16 is cast" in half.not_modelled["fp16"]
+
+
 def test_adapters_that_nobody_places_are_on_pefts_own_modules() -> None:
     adapted = HANDBOOK + "use_peft: true\n"
     of_file = zerokit.estimate(file=written(adapted), **HARDWARE, engine="deepspeed")
