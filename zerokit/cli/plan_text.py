@@ -193,7 +193,7 @@ def _colour(planned: PlannedStrategy) -> str | None:
 def _details(planned: PlannedStrategy) -> list[str]:
     """Memory by component and phase, host memory, saving and speed."""
     estimate = planned.estimate
-    device = "CPU rank" if planned.on_cpu else "GPU"
+    device = planned.device
     capacity = None if planned.fits is None else planned.cluster.gpu.driver_vram_bytes
     lines = [heading(f"Memory per {device} (worst rank)"), *memory_table(estimate, capacity, device)]
     lines += paragraph(phases(estimate))

@@ -89,7 +89,8 @@ def plan(
 
         requested = merged(recipe, options, overrides)
         before = script_before(recipe, overrides, options, requested)
-    with _said_by_key(file, options):
+    said = requested  # by words and recipe, before a trainer's file
+    with _said_by_key(file, said):
         if file is not None:
             from zerokit.planner.trainer_file import job_options, notes_on, searched_values
 
@@ -97,12 +98,12 @@ def plan(
         resolved = resolve(requested, say=say or silent)
     request = resolved.request
     if file is not None:
-        request = replace(request, as_it_is=searched_values(file, options))
+        request = replace(request, as_it_is=searched_values(file, said))
     planned = make_plan(request, top=top)
-    if file is not None and not file.engine and not options.get("engine"):
+    if file is not None and not file.engine and not said.get("engine"):
         chosen = planned.chosen
         if not chosen.strategy.settings.divides_states and not chosen.strategy.settings.offloads:
-            plain = _without_engine(options, chosen, file=file, against=against, top=top, say=say)
+            plain = _without_engine(said, chosen, file=file, against=against, top=top, say=say)
             if plain is not None:
                 return plain if out is None else replace(plain, files=plain.write(out, say))
     notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
@@ -127,8 +128,12 @@ def plan(
     )
     if against is not None or file is not None:
         from zerokit.planner.against import compared
+        from zerokit.planner.trainer_file import notes_on
 
-        result = replace(result, against=compared(against, file, options, requested, result.chosen, say))
+        beside = compared(against, file, said, requested, result.chosen, result.model_name, say)
+        left = () if beside is None or against is None else notes_on(beside.theirs.trainer_file)
+        planned = replace(planned, assumptions=(*left, *planned.assumptions))
+        result = replace(result, plan=planned, against=beside)
     return result if out is None else replace(result, files=result.write(out, say))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerokit.domain.strategy import label
-from zerokit.errors import InputError
+from zerokit.errors import FileInputError, InputError
 from zerokit.planner.documents import Document, Estimate, PlannedStrategy
 from zerokit.planner.options import BY_NAME
 from zerokit.units import format_gib, format_seconds
@@ -71,7 +71,7 @@ class Against(Document):
         more``."""
         if not self.fits:
             required = format_gib(self.theirs.min_vram_bytes, 1)
-            return f"{self.path} does not fit as it is: {required} required per GPU"
+            return f"{self.path} does not fit as it is: {required} required per {self.chosen.device}"
         times, seconds = self.times_as_fast, self.step_seconds
         if times is None or seconds is None:
             return ""
@@ -91,7 +91,12 @@ class Against(Document):
 
     @property
     def _scale(self) -> float:
-        return self.chosen.strategy.global_batch / self.theirs.planned.strategy.global_batch
+        return _tokens(self.chosen) / _tokens(self.theirs.planned)
+
+
+def _tokens(planned: PlannedStrategy) -> int:
+    """Count those of a step."""
+    return planned.strategy.global_batch * planned.job.seq_len
 
 
 def compared(
@@ -100,6 +105,7 @@ def compared(
     typed: Mapping[str, Any],
     planned_for: Mapping[str, Any],
     chosen: PlannedStrategy,
+    model_name: str,
     say: Say | None,
 ) -> Against | None:
     """Estimate a configuration for a plan's job; None: the trainer's file of the plan is not modelled as it
@@ -107,16 +113,15 @@ def compared(
 
     Args:
         path: a DeepSpeed JSON, an accelerate YAML or another trainer's file; None: ``file`` itself.
-        typed: the options that were given.
+        typed: the options that were given, by a recipe too.
         planned_for: the options of the plan, with what its trainer's file says.
 
     Raises:
-        InputError: it cannot be read, is of another kind, or is not modelled.
+        InputError: it cannot be read, is of another kind, trains something else, or is not modelled.
     """
     from zerokit import planner
-    from zerokit.linter.files import detect_kind, load_deepspeed
+    from zerokit.linter.files import load_deepspeed
     from zerokit.planner.trainer_file import left_beside
-    from zerokit.strictload.document import read_text
     from zerokit.trainer_files.reading import read_trainer_file
 
     if path is None and file is not None:
@@ -126,8 +131,8 @@ def compared(
         except InputError:
             return None
         return Against(path=file.path, theirs=found, chosen=chosen)
-    path = str(path)
-    kind, job = detect_kind(path, read_text(path)), _job(planned_for)
+    path, job = str(path), _job(planned_for)
+    kind = _kind(path)
     if kind == "deepspeed":
         job = left_beside(job, load_deepspeed(Path(path), strict=False).value)
         found = planner.estimate(job, deepspeed=path, say=say)
@@ -137,7 +142,26 @@ def compared(
         found = planner.estimate(_job(typed, "global_batch"), file=read_trainer_file(path), say=say)
     else:
         raise InputError(f"⟨against⟩ {path}: name a DeepSpeed JSON, an accelerate YAML or a trainer's file")
+    trained = [(found.model_name, found.planned.job.method), (model_name, chosen.job.method)]
+    for name, theirs, own in zip(("model", "method"), *trained, strict=True):
+        if theirs != own:
+            raise InputError(f"⟨against⟩ {path}: its ⟨{name}⟩ is {theirs}, the plan's {own}")
     return Against(path=path, theirs=found, chosen=chosen)
+
+
+def _kind(path: str) -> str:
+    """What a file is, as ``check`` calls it; empty: nothing that it knows."""
+    from zerokit.linter.files import UNKNOWN, detect_kind
+    from zerokit.strictload.document import read_text
+
+    if path.endswith(".sh"):
+        return "arguments"
+    try:
+        return detect_kind(path, read_text(path))
+    except FileInputError as error:
+        if error.message != UNKNOWN:
+            raise
+        return ""
 
 
 def _job(options: Mapping[str, Any], *said: str) -> dict[str, Any]:

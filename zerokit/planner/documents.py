@@ -167,6 +167,11 @@ class PlannedStrategy(Document):
         return f"<{strategy_words(self.strategy)}: {required} required per GPU{step}>"
 
     @property
+    def device(self) -> str:
+        """What a rank computes on, in words."""
+        return "CPU rank" if self.on_cpu else "GPU"
+
+    @property
     def is_sure(self) -> bool:
         """Whether no more is left open than the headroom holds: the margin of a closed form, keys that are
         not modelled."""
@@ -404,7 +409,7 @@ def fits(planned: PlannedStrategy) -> str:
     lacks, too."""
     memory, cluster = planned.candidate.memory, planned.cluster
     required, available = memory.min_vram_bytes, cluster.gpu.driver_vram_bytes
-    device = "CPU rank" if planned.on_cpu else "GPU"
+    device = planned.device
     if planned.fits is None:
         return f"{format_gib(required, 1)} required per {device} (not compared with the assumed one)"
     room = headroom_bytes(memory, cluster.gpu)

@@ -233,7 +233,7 @@ def _components(result: PlanResult) -> Markup:
     around = result.chosen.estimate.around_peak
     if not around:
         around = {"around it": required - worst.peak_allocated_bytes}
-    device = "CPU rank" if result.on_cpu else "GPU"
+    device = result.chosen.device
     rows = [
         charts.Bar(label="at the peak", parts=parts, note=f"in {worst.peak_phase}"),
         charts.Bar(

@@ -89,10 +89,58 @@ def test_accelerates_yaml_is_compared_too(tmp_path: Path) -> None:
     assert beside is not None and beside.theirs.planned.engine == "fsdp2"
 
 
+def test_sequences_of_another_length_are_compared_by_tokens(files: Path) -> None:
+    short = files / "short.yml"
+    short.write_text(
+        yaml.safe_dump({**TRL, "max_length": 2048, "per_device_train_batch_size": 2})
+    )  # as many tokens in a step
+    job = {name: value for name, value in JOB.items() if name != "seq_len"}
+    whole, other = (zerokit.plan(**job, against=files / name).against for name in ("trl.yml", "short.yml"))
+    assert whole is not None and other is not None
+    assert whole.step_seconds == pytest.approx(other.step_seconds, rel=0.1)  # but for the attention
+
+
+def test_a_recipe_is_for_the_file_too(files: Path) -> None:
+    zerokit.plan(**{**JOB, "trainer": "raw"}, out=files / "plan")
+    recipe = files / "plan" / "plan.yaml"
+    plan = zerokit.plan(recipe=recipe, against=files / "trl.yml")
+    typed = zerokit.plan(**{**JOB, "trainer": "raw"}, against=files / "trl.yml")
+    assert plan.against is not None and typed.against is not None
+    assert plan.against.theirs.planned.cluster.gpu == plan.cluster.gpu
+    assert plan.against.step_seconds == typed.against.step_seconds
+    of_file = zerokit.plan(file=files / "trl.yml", recipe=recipe)
+    assert of_file.against is not None and of_file.against.theirs.planned.cluster.gpu == of_file.cluster.gpu
+
+
+def test_a_shell_script_is_compared_and_what_is_not_counted_of_it_told(files: Path) -> None:
+    script = files / "train.sh"
+    script.write_text(
+        "swift sft --model Qwen/Qwen2.5-7B --tuner_type lora --dataset x --max_length 2048 "
+        "--per_device_train_batch_size 1 --deepspeed zero2 --torch_dtype bfloat16 --optimizer galore\n"
+    )
+    plan = zerokit.plan(model="qwen2.5-7b", method="lora", against=script, **H100S)
+    assert plan.against is not None and plan.against.theirs.planned.zero_stage == 2
+    assert any(note.startswith(f"not modelled of {script}: optimizer") for note in plan.assumptions)
+
+
+def test_what_does_not_fit_cpu_ranks_is_said_of_ranks(files: Path) -> None:
+    (files / "ds.json").write_text(json.dumps({**TUTORIAL, "train_micro_batch_size_per_gpu": 512}))
+    plan = zerokit.plan(model="qwen2.5-0.5b", device="cpu", gpus=2, seq_len=128, against=files / "ds.json")
+    assert plan.against is not None and plan.against.words.endswith(" required per CPU rank")
+
+
 def test_what_cannot_be_compared_is_refused(files: Path) -> None:
     zerokit.plan(**JOB, out=files / "plan")
-    with pytest.raises(InputError, match="name a DeepSpeed JSON"):
-        zerokit.plan(**JOB, against=files / "plan" / "plan.yaml")
+    (files / "notes.yaml").write_text("a: 1\n")
+    for name in ("plan/plan.yaml", "notes.yaml"):
+        with pytest.raises(InputError, match="name a DeepSpeed JSON"):
+            zerokit.plan(**JOB, against=files / name)
+    (files / "lora.yml").write_text(yaml.safe_dump({**TRL, "use_peft": True}))
+    with pytest.raises(InputError, match="its method is lora, the plan's full"):
+        zerokit.plan(**JOB, against=files / "lora.yml")
+    (files / "other.yml").write_text(yaml.safe_dump({**TRL, "model_name_or_path": "Qwen/Qwen2.5-7B"}))
+    with pytest.raises(InputError, match="its model is qwen"):
+        zerokit.plan(file=files / "trl.yml", against=files / "other.yml", **H100S)
     with pytest.raises(InputError, match="a script says the job itself") as refused:
         zerokit.plan("train.py", against=files / "ds.json", **H100S)
     assert refused.value.field == "against"
