@@ -74,6 +74,7 @@ def test_gpus_that_wait_for_the_network_are_told_of_with_what_helps() -> None:
         global_batch=128,
         all_gpus=True,
         network="50GB",
+        zero=1,
     )
     advice, faster = plan.to_dict()["advice"], plan.to_dict()["faster_with"]
     said = next(line for line in advice if "of their peak" in line)
