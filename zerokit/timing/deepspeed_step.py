@@ -56,18 +56,16 @@ class DeepSpeedStep(EngineStep):
         weights, trainable = self._spread.rank_weights(strategy)
         element_bytes = settings.parameter_bytes
         gradients = element_bytes * trainable
-        bucket = element_bytes * zero.reduce_bucket_size
-        messages = max(1, math.ceil(gradients / bucket))
         if self._job.inference:
             gathers = weights * self._spread.weight_bytes if zero.stage == 3 else 0.0
             return Flow(route=way, per_micro=way.seconds(gathers, messages=self._shape.layers), per_step=0.0,
                         overlapped=True)  # fmt: skip
-        gather_bucket = element_bytes * zero.allgather_bucket_size
-        gather_updated = way.seconds(gradients, messages=max(1, math.ceil(gradients / gather_bucket)))
+        # in one collective, whatever allgather_bucket_size says (DeepSpeed 0.19.8, runtime/utils.py:1021)
+        gather_updated = way.seconds(gradients)
         if zero.stage <= 2:
             # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
             # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
-            reduce = way.seconds(gradients, passes=2, messages=messages)
+            reduce = way.seconds(gradients, passes=2, messages=math.ceil(self._buckets(strategy)))
         if zero.stage <= 1:
             per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
             return Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps,
@@ -109,15 +107,20 @@ class DeepSpeedStep(EngineStep):
             full = self._job.method == "full"
             order = Zero3Order(self._shape, parts, None if full else self._job.lora or Lora())
             forward, backward = order.gathers(zero)
-            trainable = self._spread.rank_weights(strategy)[1]
             found = self._counted[parts, zero] = _Zero3Counts(
                 forward=forward,
                 backward=backward,
-                reductions=order.reductions(zero) if full else max(1.0, trainable / zero.reduce_bucket_size),
+                reductions=order.reductions(zero) if full else self._buckets(strategy),
                 persistent=order.persistent(zero),
                 released=order.released(zero),
             )
         return found
+
+    def _buckets(self, strategy: Strategy) -> float:
+        """How often buckets of gradients are full; a gradient is never split between two."""
+        trainable = self._spread.rank_weights(strategy)[1]
+        full = trainable / deepspeed(strategy.settings).zero.reduce_bucket_size
+        return max(1.0, min(full, self._spread.tensors(strategy)))
 
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer at stage 3: forward, backward, recomputation."""

@@ -49,7 +49,8 @@ class Zero3Order:
         large = [size for size in self._sizes if size > zero.param_persistence_threshold]
         joined = _filled(large, zero.prefetch_bucket_size)
         live = min(1.0, zero.max_live_parameters / self._weights)
-        forward = live * joined + (1 - live) * max(joined, _GATHERS_BEYOND * self._layers)
+        beyond = min(float(len(large)), max(joined, _GATHERS_BEYOND * self._layers))
+        forward = live * joined + (1 - live) * beyond
         reach = _KEPT_OF_REACH * min(zero.max_reuse_distance, zero.max_live_parameters)
         kept = min(1.0, reach / self._weights)
         return forward, max(0.0, forward - joined * kept)

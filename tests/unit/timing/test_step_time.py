@@ -355,19 +355,6 @@ def test_weights_on_the_host_are_written_back_after_a_step_on_the_gpu() -> None:
     assert pcie(both, slow) > 0
 
 
-def test_smaller_buckets_of_the_gather_of_stepped_weights_are_more_messages() -> None:
-    """``allgather_bucket_size`` divides what stages 1 and 2 gather after the step (zero/stage_1_and_2.py)."""
-    model = from_config(models.load("llama-3.1-8b").hf_config, name="llama-3.1-8b")
-    cluster = Cluster(gpu=gpus.load("h100-sxm-80gb"), gpus=8)
-
-    def link_seconds(bucket: int) -> float:
-        zero = ZeroSettings(stage=1, allgather_bucket_size=bucket)
-        strategy = Strategy(settings=DeepSpeedSettings(precision="bf16", zero=zero), data_parallel=8)
-        return TimeModel(model, Job(seq_len=2048), cluster).estimate(strategy).parts["link"]
-
-    assert link_seconds(5_000_000) > link_seconds(50_000_000) > link_seconds(500_000_000)
-
-
 def test_the_network_is_that_of_the_gpus_usual_nodes_unless_it_is_given() -> None:
     """NVIDIA's DGX H100 has eight ports of 400 Gb/s for eight GPUs."""
     h100 = Cluster(gpu=gpus.load("h100-sxm-80gb"), gpus=16, nodes=2)

@@ -125,3 +125,27 @@ def test_persistent_weights_cross_the_links_once_a_step() -> None:
 
     # two gathers and a reduction, of which the gathers of all persistent weights go
     assert link_seconds(10**12) == pytest.approx(link_seconds(100_000) / 3, rel=0.15)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_buckets_of_any_size_take_a_time_within_reason(stage: int, method: str) -> None:
+    def seconds(**sizes: int) -> float:
+        settings = DeepSpeedSettings(
+            zero=replace(DEFAULT_ZERO, stage=stage, **sizes), precision="bf16", micro_batch=1
+        )
+        cluster = Cluster(gpu=gpus.load("h200"), gpus=8, nodes=1)
+        job = Job(seq_len=4096, global_batch=8, method=method, lora=Lora() if method == "lora" else None)
+        timing = TimeModel(LLAMA_8B, job, cluster, HUGGING_FACE, Calibration())
+        return timing.estimate(Strategy(settings=settings, data_parallel=8)).step_seconds
+
+    usual = seconds()
+    # DeepSpeed takes it (runtime/zero/config.py:132), and gathers all at once (runtime/utils.py:1021)
+    assert seconds(allgather_bucket_size=0) == usual
+    # every tensor is reduced alone: less than 2,000 collectives
+    assert usual < seconds(reduce_bucket_size=1) < usual + 1
+
+
+def test_what_is_persistent_is_not_gathered_beyond_the_live_weights() -> None:
+    zero = replace(ZERO_3, param_persistence_threshold=10**12, max_live_parameters=0)
+    assert Zero3Order(LLAMA_8B, 1, None).gathers(zero) == (0, 0)
