@@ -355,14 +355,12 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
     if result.to_fix:
         return paragraph(answer.fix_first(result.to_fix))
     if folder is None:
-        takes = "zerokit" if emitter_of(result.chosen.strategy).launched else "accelerate"
+        launched = emitter_of(result.chosen.strategy).launched or result.trainer_file is not None
+        takes = "zerokit" if launched else "accelerate"
         return paragraph(f"without --dry-run, `plan` writes the files that `{takes} launch` takes")
-    words = script or result.script_words or _worker(result)
+    words = script or result.launched_words
     comment = "" if words or Path("train.py").exists() else "train.py: your script"
-    to_run = answer.run_command(
-        result.chosen.strategy, result.cluster, folder, words, of_trainer=result.trainer_file is not None
-    )
-    lines = command_lines(to_run, comment)
+    lines = command_lines(result.run_command(folder, words), comment)
     added: Sequence[str] = ()
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
@@ -378,14 +376,6 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
             initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False,
         )  # fmt: skip
     return [line.replace("\xa0", " ") for line in lines]
-
-
-def _worker(result: PlanResult) -> Sequence[str]:
-    """The words that train with the file that was given back."""
-    file = result.trainer_file
-    if file is None or "trainer_file" not in result.files:
-        return ()
-    return [result.files["trainer_file"] if word == file.path else word for word in file.command]
 
 
 @frozen_dataclass

@@ -37,8 +37,8 @@ _OF_ANOTHER_ENGINE = {
     "deepspeed": "is a plan for DeepSpeed",
     "fsdp2": "is a plan for FSDP2: its files are beside it, and `zerokit launch`, `rehearse`, `emit sbatch`, "
     "`emit kubernetes` and `convert` take it",
-    "ddp": "is a plan without an engine, which no command takes yet: `accelerate launch --config_file` with "
-    "accelerate.yaml beside it runs the script, and `zerokit rehearse SCRIPT` rehearses it",
+    "ddp": "is a plan without an engine, which no command takes: `zerokit launch --no-plan --gpus N SCRIPT` "
+    "runs the script, and `zerokit rehearse SCRIPT` rehearses it",
 }
 """Engine of a plan -> what is said of it where that is of no use."""
 

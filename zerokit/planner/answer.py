@@ -68,8 +68,9 @@ def run_command(
         of_trainer: they are a trainer's, whose file says all of a plan that needs no engine.
     """
     words = tuple(script) or ("train.py",)
-    if of_trainer and chosen.engine == "ddp" and cluster.nodes == 1:
-        return command_text("launch", "--no-plan", "--gpus", str(cluster.gpus), *words)
+    if of_trainer and chosen.engine == "ddp":
+        ranks = ("--gpus", str(cluster.gpus)) if cluster.nodes == 1 else ("--hostfile", "hosts")
+        return command_text("launch", "--no-plan", *ranks, *words)
     if not emitter_of(chosen).launched:
         return shlex.join(("accelerate", "launch", "--config_file", f"{folder}/{ACCELERATE_NAME}", *words))
     if cluster.nodes == 1:

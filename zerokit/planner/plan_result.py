@@ -173,6 +173,19 @@ class PlanResult(Document):
         return () if self.trainer_file is None else planned_changes(self.trainer_file, self.chosen, folder)
 
     @property
+    def launched_words(self) -> tuple[str, ...]:
+        """The script, or what trains with the file that was given back; empty: not known."""
+        file = self.trainer_file
+        if file is None or "trainer_file" not in self.files:
+            return self.script_words
+        return tuple(self.files["trainer_file"] if word == file.path else word for word in file.command)
+
+    def run_command(self, folder: str, words: Sequence[str]) -> str:
+        """What is typed next, with the plan's folder and a script's words."""
+        of_trainer = self.trainer_file is not None
+        return answer.run_command(self.chosen.strategy, self.cluster, folder, words, of_trainer=of_trainer)
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What was assumed and is worth knowing, with arguments marked (:mod:`zerokit.fields`)."""
         return (*self.plan.assumptions, *self.plan.advice)

@@ -113,6 +113,11 @@ def test_a_file_without_an_engine_gets_none_that_would_divide_nothing() -> None:
     assert plan.chosen.engine == "ddp"
     assert "deepspeed" not in {change.key for change in plan.changes}
     assert "deepspeed" not in yaml.safe_load(Path(plan.files["trainer_file"]).read_text(encoding="utf-8"))
+    words = f"trl sft --config {plan.files['trainer_file']}"
+    assert plan.run_command("p", plan.launched_words) == f"zerokit launch --no-plan --gpus 2 {words}"
+    nodes = zerokit.plan(file=path, gpus=16, nodes=2, gpu="h200", out="q")
+    there = f"--hostfile hosts {words.replace('p/', 'q/', 1)}"
+    assert nodes.run_command("q", nodes.launched_words) == f"zerokit launch --no-plan {there}"
     asked = zerokit.plan(file=path, gpus=2, gpu="h200", engine="deepspeed")
     assert asked.chosen.zero_stage == 0
     assert "deepspeed" in {change.key for change in asked.changes}
