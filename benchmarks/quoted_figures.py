@@ -347,6 +347,18 @@ def zero_3_waiting() -> Figures:
     }  # fmt: skip
 
 
+def without_engine() -> Figures:
+    """Steps of TRL's files without an engine, over what was predicted."""
+    said = {row["name"]: row["expected"] for row in rows(DATA / "trainer-files-predicted.jsonl")}
+    over = [
+        row["alone_step_seconds"] / said[row["name"]]["step_seconds"]
+        for row in rows(DATA / "trainer-files.jsonl")
+        if "alone_step_seconds" in row
+    ]
+    assert len(over) == 10
+    return {"less": size(1 - min(over)), "more": size(max(over) - 1)}
+
+
 def engine_pairs() -> Figures:
     """FSDP2 beside DeepSpeed on two H200s."""
     compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))

@@ -122,6 +122,12 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/predictions.md",
+        "ten steps of TRL's `sft` on one H200, full and LoRA, 1B to 8B parameters, were predicted first; "
+        "they took between {less} % less and {more} % more",
+        figures.without_engine,
+    ),
+    (
+        "docs/predictions.md",
         "The planner made {number} choices for {jobs} jobs on two H200s. {good} were the fastest of the "
         "strategies run or within {within} % of it; {slower} were {low} to {high} % slower",
         figures.choices,

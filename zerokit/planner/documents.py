@@ -21,7 +21,7 @@ from zerokit.notes import Note
 from zerokit.planner import answer
 from zerokit.search.close_calls import headroom_bytes, headroom_words, is_sure, remark
 from zerokit.search.explain import cluster_words, host_lack_words, strategy_words
-from zerokit.timing.ranges import NVME_RATES, SURE
+from zerokit.timing.ranges import LONGEST_WITHOUT_ENGINE, NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 from zerokit.values import frozen_dataclass
 
@@ -462,6 +462,9 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
         notes = (f"The rehearsal has no step time: {untimed}",)
     elif factor is not None:
         notes = (f"The step is rehearsed at the host speed kept on this machine, {factor:.2f}",)
+    if planned.engine == "ddp" and planned.timed and not planned.on_cpu:
+        longest = f"{LONGEST_WITHOUT_ENGINE:.0%}"
+        notes = (*notes, f"Measured steps without an engine took up to {longest} longer than predicted")
     parts = planned.estimate.measured_on_no_machine
     gpu = planned.cluster.gpu
     name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name

@@ -3,7 +3,7 @@
 ``DistributedDataParallel`` of torch 2.13 copies gradients into buckets of 25 MiB as they come, all-reduces
 each beside the backward pass, and copies it back (torch/csrc/distributed/c10d/reducer.cpp); Accelerate has it
 do so in the last micro-batch of a step alone (``no_sync``, accelerate/accelerator.py, 1.15). All that is from
-sizes: no step was timed, and the host's part of the reducer and of the optimizer is left out.
+sizes; the host's part of the reducer and of the optimizer is left out.
 """
 
 from __future__ import annotations

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zerokit
 from zerokit.errors import InputError, MemoryUnknown
+from zerokit.planner import documents
+from zerokit.timing.ranges import LONGEST_WITHOUT_ENGINE
+
+ROOT = Path(__file__).parents[3]
 
 JOB = {"model": "llama-3.2-1b", "gpu": "h100-sxm-80gb", "seq_len": 1024}
 
@@ -49,9 +55,20 @@ def test_all_reduce_takes_longer_on_a_slower_network() -> None:
     assert steps[1] > 2 * steps[0]
 
 
-def test_no_step_time_was_measured() -> None:
+def test_steps_without_an_engine_are_said_to_be_unsure() -> None:
     told = zerokit.estimate(**JOB, gpus=1, engine="ddp")
-    assert told.measured_on_no_machine == ("training without an engine",)
+    assert any("without an engine" in note for note in documents.pace_notes(told.planned))
+    longer = []
+    for name, row in rows("trainer-files").items():
+        if "alone_step_seconds" in row:
+            predicted = rows("trainer-files-predicted")[name]["expected"]["step_seconds"]
+            longer.append(row["alone_step_seconds"] / predicted - 1)
+    assert max(longer) == pytest.approx(LONGEST_WITHOUT_ENGINE, abs=0.01) and len(longer) == 10
+
+
+def rows(name: str) -> dict[str, dict[str, Any]]:
+    text = (ROOT / "benchmarks" / "measure" / "data" / f"{name}.jsonl").read_text(encoding="utf-8")
+    return {row["name"]: row for row in map(json.loads, text.splitlines())}
 
 
 @pytest.mark.parametrize(
