@@ -268,7 +268,8 @@ def planned_changes(file: TrainerFile, planned: PlannedStrategy, folder: Path) -
 
     strategy = planned.strategy
     names = plan_files(strategy, planned.job, nodes=planned.cluster.nodes, folder=folder).names
-    config = folder / names.get("deepspeed_trainer", names.get("deepspeed", ""))
+    name = names.get("deepspeed_trainer") or names.get("deepspeed")
+    config = None if name is None else str(folder / name)
     batch = f"{strategy.global_batch} sequences a step on {counted(strategy.world_size, 'GPU')}"
     wanted: dict[str, tuple[Any, str]] = {
         "micro_batch": (strategy.settings.micro_batch, f"the fastest that fits, at {batch}"),
@@ -277,8 +278,7 @@ def planned_changes(file: TrainerFile, planned: PlannedStrategy, folder: Path) -
     }
     if strategy.checkpointing == "none":
         wanted["checkpointing"] = ("none", "everything fits without it, which is faster")
-    if "deepspeed" in names:
-        wanted["deepspeed"] = (str(config), f"{strategy.settings.title}, as planned")
+    wanted["deepspeed"] = (config, f"{strategy.settings.title}, as planned")
     return changes(file, wanted)
 
 

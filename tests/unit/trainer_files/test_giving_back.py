@@ -121,3 +121,17 @@ def test_a_file_without_an_engine_gets_none_that_would_divide_nothing() -> None:
     asked = zerokit.plan(file=path, gpus=2, gpu="h200", engine="deepspeed")
     assert asked.chosen.zero_stage == 0
     assert "deepspeed" in {change.key for change in asked.changes}
+
+
+@pytest.mark.parametrize(
+    ("engine", "own"),
+    [("fsdp2", "fsdp: full_shard\nfsdp_config: {version: 2}\n"), ("ddp", "deepspeed: zero.json\n")],
+)
+def test_an_engine_that_the_plan_does_not_bring_is_taken_out(engine: str, own: str) -> None:
+    Path("zero.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    path = written(TRL.replace("Qwen/Qwen2.5-1.5B", "HuggingFaceTB/SmolLM2-135M") + "use_peft: true\n" + own)
+    plan = zerokit.plan(file=path, gpus=2, gpu="h200", engine=engine, out="p")
+    given_back = yaml.safe_load(Path(plan.files["trainer_file"]).read_text(encoding="utf-8"))
+    assert plan.chosen.engine == engine
+    # a Trainer's own goes before what a launch gives it
+    assert not given_back.keys() & {"deepspeed", "fsdp", "fsdp_config"}
