@@ -181,8 +181,9 @@ def _write_page(path: Path, result: PlanResult, folder: str) -> None:
     meta = click.get_current_context().meta
     secrets = Secrets(os.environ, meta[WORDS])
     page = PlanPage(
-        folder=folder, command=secrets.argv(meta[WORDS]), script=secrets.argv(meta.get(_SCRIPT) or ()),
-        program=program(), written_at=time.time(),
+        folder=folder, command=secrets.argv(meta[WORDS]),
+        script=secrets.argv(meta.get(_SCRIPT) or result.launched_words), program=program(),
+        written_at=time.time(),
     )  # fmt: skip
     write_page(path, plan_page(result, page, others=survey(result)))
 

@@ -161,7 +161,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
     planned, job, strategy = result.chosen, result.job, result.chosen.strategy
     subject = f"{result.model_name} on {cluster_words(result.cluster)}"
     command = [("command", shlex.join((page.program, *page.command)))] if page.command else []
-    next_step = result.run_command(page.folder, page.script or result.launched_words)
+    next_step = result.run_command(page.folder, page.script)
     next_step = next_step.replace("zerokit", page.program, 1)
     return fill(
         "plan.html.j2",

@@ -175,7 +175,11 @@ class PlanResult(Document):
     @property
     def launched_words(self) -> tuple[str, ...]:
         """The script, or what trains with the file that was given back; empty: not known."""
+        from zerokit.trainer_files.giving_back import changed_words
+
         file = self.trainer_file
+        if file is not None and file.is_script:
+            return changed_words(file.command, self.changes)
         if file is None or "trainer_file" not in self.files:
             return self.script_words
         return tuple(self.files["trainer_file"] if word == file.path else word for word in file.command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zerokit.errors import FileInputError, InputError
@@ -71,6 +71,19 @@ def changed_text(document: Document, asked: Iterable[Change]) -> str:
         by_hand = f"{', '.join(keys)}: written in a way that no line of it can be changed; change it by hand"
         raise InputError(f"{document.path}: {by_hand}")
     return text
+
+
+def changed_words(words: Iterable[str], asked: Sequence[Change]) -> tuple[str, ...]:
+    """A command's words with the changes made: its other arguments, then the changed ones."""
+    changed, kept, dropped = {change.key for change in asked}, list[str](), False
+    for word in words:
+        if word.startswith("--"):
+            dropped = word[2:].partition("=")[0].replace("-", "_") in changed
+        if not dropped:
+            kept.append(word)
+    for change in asked:
+        kept += [] if change.after is None else [f"--{change.key}", _scalar(change.after)]
+    return tuple(kept)
 
 
 def _changed(document: Document, change: Change) -> str:

@@ -129,9 +129,20 @@ def test_a_file_without_an_engine_gets_none_that_would_divide_nothing() -> None:
 )
 def test_an_engine_that_the_plan_does_not_bring_is_taken_out(engine: str, own: str) -> None:
     Path("zero.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
-    path = written(TRL.replace("Qwen/Qwen2.5-1.5B", "HuggingFaceTB/SmolLM2-135M") + "use_peft: true\n" + own)
-    plan = zerokit.plan(file=path, gpus=2, gpu="h200", engine=engine, out="p")
+    plan = zerokit.plan(file=written(TRL + own), gpus=2, gpu="h200", engine=engine, out="p")
     given_back = yaml.safe_load(Path(plan.files["trainer_file"]).read_text(encoding="utf-8"))
     assert plan.chosen.engine == engine
     # a Trainer's own goes before what a launch gives it
     assert not given_back.keys() & {"deepspeed", "fsdp", "fsdp_config"}
+
+
+def test_a_shell_scripts_command_is_told_with_the_changes() -> None:
+    Path("train.sh").write_text(
+        "CUDA_VISIBLE_DEVICES=0,1 trl sft --model_name_or_path Qwen/Qwen2.5-1.5B --dataset-name data "
+        "--gradient-checkpointing true --max_length 2048 --per_device_train_batch_size=8 --deepspeed z.json\n"
+    )
+    plan = zerokit.plan(file="train.sh", gpus=2, gpu="h200", engine="ddp", out="p")
+    command = plan.run_command("p", plan.launched_words)
+    begin = "zerokit launch --no-plan --gpus 2 trl sft --model_name_or_path Qwen/Qwen2.5-1.5B"
+    assert command.startswith(f"{begin} --dataset-name data --max_length 2048")
+    assert "--gradient_checkpointing false" in command and "deepspeed" not in command
