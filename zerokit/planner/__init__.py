@@ -95,10 +95,13 @@ def plan(
             from zerokit.planner.trainer_file import job_options, notes_on, searched_values
 
             requested = job_options(file, requested)
+            if "fsdp" in file.engine and not requested.get("engine"):
+                requested["engine"] = "auto"
         resolved = resolve(requested, say=say or silent)
     request = resolved.request
     if file is not None:
-        request = replace(request, as_it_is=searched_values(file, said))
+        own = "fsdp2" if "fsdp" in file.engine else "deepspeed"
+        request = replace(request, as_it_is=searched_values(file, said), own_engine=own)
     planned = make_plan(request, top=top)
     if file is not None and not file.engine and not said.get("engine"):
         chosen = planned.chosen

@@ -282,10 +282,10 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
 
 
 def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
-    """The fastest of all engines' plans; of those as fast, DeepSpeed's."""
+    """The fastest of all engines' plans; of those as fast, the user's own, or DeepSpeed's."""
     plans: list[Plan] = []
     refused: dict[str, ZerokitError] = {}
-    for name in DIVIDING:
+    for name in sorted(DIVIDING, key=lambda name: name != request.own_engine):
         try:
             plans.append(make_plan(replace(request, pins=replace(request.pins, engine=name)), top, keep))
         except (InputError, NothingFits) as error:

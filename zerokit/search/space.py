@@ -184,7 +184,8 @@ class Request:
 
     Attributes:
         memory: the memory model, bound to the model's profile or shape.
-        as_it_is: pins of what the user runs today, which is as good as what is not faster than it.
+        as_it_is: pins of what the user runs today, which is as good as what is not faster than it; so is
+            ``own_engine``, where any may be taken.
         all_gpus: use them all, even where fewer are faster.
         timed: whether step times may be shown (they are not, for CPU ranks).
     """
@@ -195,6 +196,7 @@ class Request:
     memory: MemoryModel
     pins: Pins = field(default_factory=Pins)
     as_it_is: Mapping[str, Any] = field(default_factory=dict)
+    own_engine: str = ""
     precision: str = "auto"
     constants: Constants = HUGGING_FACE
     calibration: Calibration | None = None

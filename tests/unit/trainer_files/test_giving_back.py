@@ -146,3 +146,12 @@ def test_a_shell_scripts_command_is_told_with_the_changes() -> None:
     begin = "zerokit launch --no-plan --gpus 2 trl sft --model_name_or_path Qwen/Qwen2.5-1.5B"
     assert command.startswith(f"{begin} --dataset-name data --max_length 2048")
     assert "--gradient_checkpointing false" in command and "deepspeed" not in command
+
+
+@pytest.mark.parametrize(
+    ("own", "engine"), [("fsdp: full_shard\nfsdp_config: {version: 2}\n", "fsdp2"), ("", "deepspeed")]
+)
+def test_the_files_own_engine_stays_where_it_is_as_fast(own: str, engine: str) -> None:
+    text = TRL.replace("Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.1-8B").replace("size: 8", "size: 1")
+    plan = zerokit.plan(file=written(text + own), gpus=8, gpu="h100-sxm-80gb", no_calibration=True)
+    assert plan.chosen.engine == engine
