@@ -303,11 +303,12 @@ class Model(MemoryModel):
                 f"⟨offload_activations⟩: {self.source.name}: {why}; `zerokit rehearse` runs the script"
             )
         if strategy.engine != "deepspeed":
-            unknown = not_replayed(job, strategy) or "this model, or it could not be traced"
-            raise MemoryUnknown(
-                f"⟨model⟩ {self.source.name}: memory under ⟨engine⟩ {strategy.engine} is not modelled for "
-                f"{unknown}; `zerokit rehearse` runs the script"
-            )
+            unknown, missing = not_replayed(job, strategy), self.source.notes.get("torch")
+            memory = f"⟨model⟩ {self.source.name}: memory under ⟨engine⟩ {strategy.engine} is"
+            if missing is not None and not unknown:
+                raise MemoryUnknown(f"{memory} traced, and {missing.short}")
+            unknown = unknown or "this model, or it could not be traced"
+            raise MemoryUnknown(f"{memory} not modelled for {unknown}; `zerokit rehearse` runs the script")
         if not self.source.closed_form:
             is_searched = self.source.trace == "some" and strategy.tensor_parallel > 1
             default = (

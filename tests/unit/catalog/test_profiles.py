@@ -175,6 +175,10 @@ def test_what_is_not_stored_is_refused_without_torch(
     asked = ["plan", "--model", SHAPED[0], "--gpus", "8", "--gpu", "h200", "--attention", "eager"]
     assert run([*asked, "--out", str(tmp_path)]) == 2
     assert "torch and transformers are not installed here" in capsys.readouterr().err
+    job = ["--model", "llama-3.2-1b", "--method", "lora", "--trainer", "trl", "--load-dtype", "fp32"]
+    without = ["estimate", *job, "--gpus", "1", "--gpu", "h200", "--engine", "ddp"]
+    assert run(without) == 2
+    assert "torch and transformers are not installed here" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_shape_is_stored_only_where_the_configuration_does_not_say_it() -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from zerokit.instrument.frames import frames_of_threads
 from zerokit.instrument.phases import in_place_of
 from zerokit.launcher.rank.movement import kernel_wait
 from zerokit.launcher.rank.probe import Probe
@@ -393,7 +394,7 @@ def _call_record(number: int, entry: list[Any], names: dict[int, str]) -> Record
 
 
 def _frames(thread: int) -> list[FrameType]:
-    frame = sys._current_frames().get(thread)
+    frame = frames_of_threads().get(thread)
     frames: list[FrameType] = []
     while frame is not None and len(frames) < _MOST_FRAMES:
         if not frame.f_code.co_filename.startswith(_OURS):
@@ -425,6 +426,6 @@ def _other_threads(main: int) -> list[Record]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return [
         {"name": names.get(ident, "?"), "frames": [_frame_record(frame) for frame in _frames(ident)[:6]]}
-        for ident in list(sys._current_frames())
+        for ident in list(frames_of_threads())
         if ident not in (main, threading.get_ident())
     ][:16]

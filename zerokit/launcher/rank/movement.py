@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from zerokit.instrument.frames import frames_of_threads
 from zerokit.launcher import processes
 
 _STATUS = "/proc/self/status"
@@ -266,7 +267,7 @@ class Movement:
         if position != self._position or moved_bytes - self._bytes > _MOVES_BYTES:
             self._position, self.seconds = position, time.monotonic()
         self._bytes = moved_bytes
-        frame = sys._current_frames().get(self._thread)
+        frame = frames_of_threads().get(self._thread)
         self.doing = self._activity.of(frame)
         if self._received(frame):
             self.seconds = time.monotonic()
@@ -298,7 +299,7 @@ class Movement:
 
     def _main_thread(self) -> list[tuple[int, int]]:
         """Where each of its innermost frames is."""
-        frame = sys._current_frames().get(self._thread)
+        frame = frames_of_threads().get(self._thread)
         positions: list[tuple[int, int]] = []
         while frame is not None and len(positions) < _FRAMES:
             positions.append((id(frame.f_code), frame.f_lasti))

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from zerokit.instrument.frames import frames_of_threads
 from zerokit.rehearsal.order import ENGINE, PHASE, STEP, Order, Script
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class Rehearsed:
         said, is_over = "", _thread.allocate_lock()
         is_over.acquire()
         while not is_over.acquire(timeout=_LOOK_SECONDS):  # never: time.sleep may be the script's
-            module = _importing(sys._current_frames().get(thread))
+            module = _importing(frames_of_threads().get(thread))
             where = self.phases.phase + (f", importing {module}" if module else "")
             if where != said:
                 said = where
