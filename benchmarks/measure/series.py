@@ -1,12 +1,11 @@
-"""Step times of bare loops, one case at a time alone on its host, the host's probe between its steps.
+"""Step times of bare loops, one case at a time alone on its host, the host's probe right before its steps.
 
     python -m benchmarks.measure.series CASES.json -o ROWS.jsonl --gpus 2 [--steps 25]
 
 The ranks of every case are started first and wait after their imports, while DeepSpeed's optimizer is
 compiled, so that a case takes the seconds of its own steps and nothing else runs beside it. Cases are those
-of ``case.py``; those with another ``world_size`` than ``--gpus`` are left out. The speed of a host moves by a
-half within seconds, so every rank probes it before each step (one round), and a step is timed from there to
-its end on the GPU. ``host_factor`` is the middle of all rounds of all ranks.
+of ``case.py``; those with another ``world_size`` than ``--gpus`` are left out. All ranks probe the host at
+once for some seconds before the first step; ``host_factor`` is the middle of all rounds of all ranks.
 ``--trace N``: a Chrome trace of two more steps of the first N cases, beside the rows.
 """
 
@@ -30,8 +29,7 @@ import torch
 
 from benchmarks.measure import case as cases
 from benchmarks.measure.models import build, device, make_batch, training_dtype
-from benchmarks.measure.python_calls import python_call_seconds
-from zerokit.doctor.host_probe import HostProbe
+from zerokit.doctor.host_probe import probe_host
 from zerokit.timing.host_speed import MODEL, speed_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +38,7 @@ START_SECONDS = 120.0
 WARM_UP = 3
 """Steps that are not timed: kernels are chosen in the first, and ZeRO-3 prefetches from its third forward."""
 
-CALLS = 20_000
-"""Of a small Python function, timed in every round beside the probe's model."""
+PROBE_SECONDS = 4.0
 COMPILE = "from deepspeed.ops.op_builder import FusedAdamBuilder; FusedAdamBuilder().load()"
 
 
@@ -59,7 +56,6 @@ class Training:
         self.engine, *_ = deepspeed.initialize(
             model=model, model_parameters=trainable, config=case["deepspeed_config"]
         )
-        self.rounds: dict[str, list[float]] = {MODEL: [], "python": []}
         self.batch = make_batch(case, model, training_dtype(case["deepspeed_config"]))
 
     def step(self) -> None:
@@ -69,17 +65,12 @@ class Training:
             self.engine.step()
 
     def seconds(self, steps: int) -> list[float]:
-        """Seconds of steps after the warm-up, each after a round of the host's probe on every rank."""
-        probe = HostProbe(device(), model_only=True)
+        """Seconds of steps after the warm-up, each from where all ranks have done the one before."""
         for _ in range(WARM_UP):
-            probe.round()
             self.step()
         found = []
         for _ in range(steps):
             _settle()
-            torch.distributed.barrier()
-            self.rounds[MODEL].append(probe.round()[MODEL])
-            self.rounds["python"].append(python_call_seconds(CALLS))
             torch.distributed.barrier()
             _settle()
             began = time.perf_counter()
@@ -117,7 +108,7 @@ def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
     return {
         "host_factor": round(speed.factor, 4),
         "host_factor_range": [round(entry, 4) for entry in (speed.low, speed.high) if entry],
-        "host_rounds": [
+        "rounds_before": [
             {name: [float(f"{took:.4g}") for took in entry] for name, entry in rank.items()} for rank in every
         ],
     }
@@ -138,7 +129,9 @@ def work(folder: Path, steps: int, trace: Path | None) -> None:
     deepspeed.init_distributed("nccl" if on_gpu else "gloo")
     began = time.perf_counter()
     training = Training(case)
+    torch.distributed.barrier()
     built = time.perf_counter()
+    rounds = probe_host(device(), PROBE_SECONDS, model_only=True)
     seconds = training.seconds(steps)
     spent = [round(built - began, 1), round(time.perf_counter() - built, 1)]
     row = {
@@ -157,7 +150,7 @@ def work(folder: Path, steps: int, trace: Path | None) -> None:
             "gpu": torch.cuda.get_device_name() if on_gpu else "",
         },
     }
-    row |= _host(training.rounds)
+    row |= _host(rounds)
     if trace is not None:
         training.trace(trace)
     if os.environ["RANK"] == "0":
