@@ -330,11 +330,13 @@ def _line_of(page: str, name: str) -> list[float]:
 @cache
 def zero_3_waiting() -> Figures:
     """ZeRO-3 beside a probe of the host, as predicted now, and before any was measured."""
-    now, earlier = (
+    now, again, earlier = (
         [loop.error for loop in bare_loop_times.loops(rows(DATA / f"zero-3-{name}.jsonl"))]
-        for name in ("waiting", "second")
+        for name in ("waiting", "again", "second")
     )
-    assert all(loop.is_inside for loop in bare_loop_times.loops(rows(DATA / "zero-3-waiting.jsonl")))
+    for name in ("waiting", "again"):
+        assert all(loop.is_inside for loop in bare_loop_times.loops(rows(DATA / f"zero-3-{name}.jsonl")))
+    full = bare_loop_times.loops(row for row in rows(DATA / "zero-3-again.jsonl") if not row["lora"])
     said = {row["id"]: row["seconds_by_host_factor"] for row in rows(DATA / "zero-3-waiting-predicted.jsonl")}
     longer = [
         row["step_seconds_median"] / rehearsal_page.at_factor(row["host_factor"], said[row["id"]]) - 1
@@ -343,6 +345,8 @@ def zero_3_waiting() -> Figures:
     return {
         "runs": str(len(now)), "mean": size(_mean(now), 1), "worst": size(max(now, key=abs), 1),
         "low": size(min(longer)), "high": size(max(longer)),
+        "again": size(_mean(again), 1), "worst_again": size(max(again, key=abs), 1),
+        "full": size(max((loop.error for loop in full), key=abs), 1),
         "mean_before": size(_mean(earlier), 1), "worst_before": size(max(earlier, key=abs), 1),
     }  # fmt: skip
 

@@ -98,7 +98,9 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
         "{runs} runs of 0.5B to 8B parameters on two H200s, full and LoRA, with the host probed on both "
         "ranks right before: mean error {mean} %, at most {worst} %, each within its range (`python -m "
         "benchmarks.bare_loop_times benchmarks/measure/data/zero-3-waiting.jsonl`). Before the model was "
-        "corrected after them, they took {low} to {high} % longer than predicted. Eight earlier runs: "
+        "corrected after them, they took {low} to {high} % longer than predicted. Eight further runs were "
+        "predicted first and then measured (`zero-3-again.jsonl`): mean error {again} %, at most "
+        "{worst_again} %, each within its range; without LoRA at most {full} %. Eight earlier runs: "
         "{mean_before} and {worst_before} %",
         figures.zero_3_waiting,
     ),
