@@ -22,7 +22,7 @@ from zerokit.emit.accelerate import accelerate_yaml, parallelism_environment
 from zerokit.emit.deepspeed import deepspeed_config
 from zerokit.emit.jobs import hostfile, kubernetes_manifest, sbatch_script
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import parse_yaml, yamldump
+from zerokit.strictload import parse_yaml, yamltext
 from zerokit.strictload.yamltext import dump_yaml
 
 
@@ -319,16 +319,16 @@ def test_written_yaml_means_the_same_to_both_readers(value: Any) -> None:
 def test_libyaml_and_python_write_the_same_text(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fast = dump_yaml(value, header="h")
-        patch.setattr(yamldump, "_DUMPERS", [yamldump._PythonDumper])  # as where libyaml is missing
+        patch.setattr(yamltext, "_DUMPERS", [yamltext._PythonDumper])  # as where libyaml is missing
         assert dump_yaml(value, header="h") == fast
 
 
 def test_libyaml_writes_what_plans_hold() -> None:
     pytest.importorskip("yaml._yaml")
-    assert yamldump._DUMPERS[-1] is not yamldump._PythonDumper
+    assert yamltext._DUMPERS[-1] is not yamltext._PythonDumper
     text = "a sentence: × and – are written, # no comment; " * 9
-    assert yamldump._alike({"a": [text, "", {"é": None}], "b.c": 1e-5})
-    assert not yamldump._alike({"a": "line\nbreak"})
+    assert yamltext._alike({"a": [text, "", {"é": None}], "b.c": 1e-5})
+    assert not yamltext._alike({"a": "line\nbreak"})
 
 
 def test_plan_file_names_what_is_wrong(tmp_path: Path) -> None:
