@@ -175,10 +175,10 @@ class PlanResult(Document):
     @property
     def launched_words(self) -> tuple[str, ...]:
         """The script, or what trains with the file that was given back; empty: not known."""
-        from zerokit.trainer_files.giving_back import changed_words
-
         file = self.trainer_file
         if file is not None and file.is_script:
+            from zerokit.trainer_files.giving_back import changed_words
+
             return changed_words(file.command, self.changes)
         if file is None or "trainer_file" not in self.files:
             return self.script_words
