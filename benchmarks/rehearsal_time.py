@@ -75,6 +75,20 @@ def main() -> int:
     return 0
 
 
+def recorded_rows(request: RehearsalRequest, allocator: str) -> dict[int, Any]:
+    """Rehearse; the operators of each rank that was, as rows. Raises RuntimeError: it stopped."""
+    with (
+        temporary_folder("messages") as folder,
+        allocator_of_run(allocator),
+        Zygote(request.target) as zygote,
+    ):
+        senders = Senders(folder.resolve(), zygote)
+        done = senders.rehearse(request)
+        if done.stopped is not None:
+            raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")
+        return {rank: json.loads(recorded(folder, rank).read_text()) for rank in senders.rehearsed}
+
+
 class Times:
     """The rows so far."""
 
@@ -180,12 +194,7 @@ class Times:
             no_cache=True,
             steps=self.options.steps,
         )
-        with temporary_folder("messages") as folder, allocator_of_run(allocator), Zygote(target) as zygote:
-            senders = Senders(folder.resolve(), zygote)
-            done = senders.rehearse(request)
-            if done.stopped is not None:
-                raise RuntimeError(f"{done.stopped.location}: {done.stopped.reason[:300]}")
-            rows = {rank: json.loads(recorded(folder, rank).read_text()) for rank in senders.rehearsed}
+        rows = recorded_rows(request, allocator)
         return rows if is_pipeline else rows[0]
 
     def summary(self) -> None:

@@ -19,14 +19,11 @@ from typing import Any
 
 from benchmarks.bare_loop_times import host_of, predicted_seconds
 from benchmarks.measure import case as cases
-from benchmarks.rehearsal.__main__ import HERE, allocator_of_run
+from benchmarks.rehearsal.__main__ import HERE
+from benchmarks.rehearsal_time import recorded_rows
 from zerokit.catalog import gpus
 from zerokit.rehearsal.conduct import RehearsalRequest
-from zerokit.rehearsal.ranks import Senders
-from zerokit.rehearsal.step_time import recorded
-from zerokit.rehearsal.zygote import Zygote
 from zerokit.script.entry_points import Target
-from zerokit.temporary import temporary_folder
 from zerokit.timing import operators, playing, recorded_step
 
 GPU = "h200"
@@ -102,16 +99,7 @@ def _record(row: Mapping[str, Any], folder: Path) -> Any:
     request = RehearsalRequest(
         target=target, gpu=gpus.load(GPU), gpus=row["world_size"], no_cache=True, steps=100, writable=folder
     )
-    with (
-        temporary_folder("messages") as messages,
-        allocator_of_run(row["alloc_conf"] or ""),
-        Zygote(target) as zygote,
-    ):
-        senders = Senders(messages.resolve(), zygote)
-        done = senders.rehearse(request)
-        if done.stopped is not None:
-            raise RuntimeError(f"{row['id']}: {done.stopped.location}: {done.stopped.reason[:300]}")
-        return json.loads(recorded(messages, 0).read_text())
+    return recorded_rows(request, row["alloc_conf"] or "")[0]
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def probe_host(
     rounds = 0
     while min(map(len, took.values())) < _FEWEST_ROUNDS or time.perf_counter() - began < seconds:
         warm = rounds > 0 and time.perf_counter() - began >= _WARM_UP_SHARE * seconds
-        for name, spent in probe.round(waits=False).items():
+        for name, spent in probe.round().items():
             if warm:
                 took[name].append(spent)
         rounds += 1
@@ -54,9 +54,8 @@ def probe_host(
 
 
 class HostProbe:
-    """The probe's work, ready to be timed: in rounds of its own, or one between a run's steps.
-    ``model_only``: of a model alone, which takes a twentieth of a second a round and is what a factor is
-    taken from; needs Transformers."""
+    """The probe's work, ready to be timed. ``model_only``: of a model alone, which takes a twentieth of a
+    second a round and is what a factor is taken from; needs Transformers."""
 
     def __init__(self, device: torch.device, *, model_only: bool = False) -> None:
         self._work = {} if model_only else _operators(device)
@@ -68,12 +67,12 @@ class HostProbe:
         """Kinds of work that are timed."""
         return tuple(self._work)
 
-    def round(self, *, waits: bool = True) -> dict[str, float]:
-        """Seconds to issue each kind of work once; ``waits``: for the GPU before and after each."""
+    def round(self) -> dict[str, float]:
+        """Seconds to issue each kind of work once."""
         seconds = {}
         with _own_linear():
             for name, (do, repeats) in self._work.items():
-                took = _issue(do, repeats, waits=waits)
+                took = _issue(do, repeats)
                 seconds[name] = took / (_CHAIN if name == "linear_backward" else 1)
         return seconds
 
@@ -92,22 +91,12 @@ def _own_linear() -> Iterator[None]:
         functional.linear = found
 
 
-def _issue(work: Callable[[], Any], repeats: int, *, waits: bool) -> float:
+def _issue(work: Callable[[], Any], repeats: int) -> float:
     """Seconds of the host for one; short enough for the launch queue of a GPU that is idle or nearly so."""
-    if waits:
-        _settle()
     started = time.perf_counter()
     for _ in range(repeats):
         work()
-    took = (time.perf_counter() - started) / repeats
-    if waits:
-        _settle()
-    return took
-
-
-def _settle() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / repeats
 
 
 def _operators(device: torch.device) -> dict[str, Work]:

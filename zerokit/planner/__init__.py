@@ -145,7 +145,7 @@ def _without_engine(
 ) -> PlanResult | None:
     """The plan of a trainer's file that has no engine, where one would divide nothing; None: it is not
     modelled, does not fit, or is slower."""
-    from zerokit.errors import InputError, NothingFits
+    from zerokit.errors import NothingFits
     from zerokit.search.close_calls import NOISE
 
     try:

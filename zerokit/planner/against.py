@@ -10,6 +10,7 @@ from zerokit.domain.strategy import label
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.documents import Document, Estimate, PlannedStrategy
 from zerokit.planner.options import BY_NAME
+from zerokit.search.close_calls import NOISE
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
     from zerokit.trainer_files.reading import TrainerFile
 
-_ALIKE = 0.02
-"""Of a step: what is less is no difference between two plans, and no cause of one."""
 _MOST_CAUSES = 3
 _TIMES = 2
 """From where on a ratio is told as such, not as a share."""
@@ -75,10 +74,10 @@ class Against(Document):
         times, seconds = self.times_as_fast, self.step_seconds
         if times is None or seconds is None:
             return ""
-        if abs(times - 1) < _ALIKE:
+        if abs(times - 1) < NOISE:
             return f"As fast as {self.path}"
         more = sorted(self.more_seconds.items(), key=lambda part: -part[1])[:_MOST_CAUSES]
-        causes = [f"{label(name)} {format_seconds(took)}" for name, took in more if took > _ALIKE * seconds]
+        causes = [f"{label(name)} {format_seconds(took)}" for name, took in more if took > NOISE * seconds]
         because = f": {', '.join(causes)} more" if causes else ""
         share = f"{abs(times - 1):.0%} {'faster' if times > 1 else 'slower'} than"
         faster = f"{times:.1f} times as fast as" if times >= _TIMES else share
