@@ -153,6 +153,7 @@ def test_a_library_does_not_meet_the_driver_of_this_machine(library: Path, tmp_p
 def drawn(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Rehearses a script of a new folder: what a library drew when it was imported."""
     (library / "of_variable" / "__init__.py").write_text(_DRAWS)
+    time.sleep(0.05)  # a process that begins within a clock's tick of a change takes it for a later one
 
     def draw(folder: str, imports: str = "of_variable, torch", *hides: str) -> str:
         (tmp_path / folder).mkdir()
