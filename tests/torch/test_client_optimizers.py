@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from tests.support.trainers_optimizer import trainers_optimizer  # noqa: E402
 from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS  # noqa: E402
 
-_MODULES = {"bitsandbytes": "bitsandbytes", "schedulefree": "schedulefree", "torch-optimi": "optimi"}
+_MODULES = {"torch-optimi": "optimi"}
+"""Where it is not the package's name."""
 _SCALARS = 16
 
 
@@ -21,13 +22,13 @@ def made(name: str, parameter: Any) -> Any:
     return trainers_optimizer(name, [parameter], **({"triton": False} if name == "stable_adamw" else {}))
 
 
-@pytest.mark.parametrize("elements", [3_000, 200_003])
+@pytest.mark.parametrize("elements", [3_000, 200_003, 204_800])
 @pytest.mark.parametrize("name", CLIENT_OPTIMIZERS)
 def test_states_are_those_of_the_real_optimizer(
     name: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = CLIENT_OPTIMIZERS[name]
-    pytest.importorskip(_MODULES[expected.package])
+    pytest.importorskip(_MODULES.get(expected.package, expected.package))
     if "paged_ademamix" in name:  # alone among the paged ones it asks for managed memory on a CPU too
         functional = pytest.importorskip("bitsandbytes.functional")
         monkeypatch.setattr(functional, "get_paged", lambda *shape, **options: torch.empty(shape, **options))
@@ -42,10 +43,11 @@ def test_states_are_those_of_the_real_optimizer(
         optimizer.train()
     parameter.grad = torch.randn(elements)
     optimizer.step()
+    states = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
+    parts = [getattr(one, name) for one in states for name in getattr(one, "tensor_attrs", ())]
     kept = {
         value.untyped_storage()._cdata: value.untyped_storage().nbytes()
-        for value in optimizer.state[parameter].values()
-        if isinstance(value, torch.Tensor)
+        for value in [*parts, *(one for one in states if not hasattr(one, "tensor_attrs"))]
     }
     predicted = expected.device_bytes(elements) + expected.managed_bytes(elements)
     assert 0 <= sum(kept.values()) - predicted - expected.code_bytes([elements]) <= _SCALARS

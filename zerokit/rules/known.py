@@ -94,17 +94,11 @@ _APOLLO = (
 )
 _INSIDE = "it steps within backward, where DeepSpeed reduces gradients itself; the Trainer refuses it on several GPUs"
 _FUSED = "it steps within backward and frees each gradient there, which DeepSpeed's reduction then misses"
-_COMPILED = (
-    "torch.compile makes its step, and what that allocates was measured on no GPU; its states are {bits} bits only "
-    "where a tensor's elements divide by its block"
-)
 
 NOT_MODELLED: Mapping[str, str] = {
     "adamw_torch_xla": "it is for TPUs",
     "adamw_torch_npu_fused": "it is for Ascend NPUs",
     "adamw_anyprecision": "its package, torchdistx, has no release for the torch versions that zerokit supports",
-    "adamw_torch_4bit": _COMPILED.format(bits=4),
-    "adamw_torch_8bit": _COMPILED.format(bits=8),
     "galore_adamw": _PROJECTED,
     "galore_adamw_8bit": _PROJECTED,
     "galore_adafactor": _PROJECTED,

@@ -3,7 +3,7 @@
 ``DistributedDataParallel`` of torch 2.13 copies gradients into buckets of 25 MiB as they come, all-reduces
 each beside the backward pass, and copies it back (torch/csrc/distributed/c10d/reducer.cpp); Accelerate has it
 do so in the last micro-batch of a step alone (``no_sync``, accelerate/accelerator.py, 1.15). All that is from
-sizes; the host's part of the reducer and of the optimizer is left out.
+sizes; the host's part is left out, but for an optimizer that steps its tensors one by one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class DdpStep(EngineStep):
     def optimizer(self, strategy: Strategy) -> float:
         """Adam over whole tensors, and the norm of their gradients."""
         passes = _ADAM_PASSES + (_CLIPPING_PASSES if strategy.settings.gradient_clipping else 0.0)
-        owned = self._spread.owned(strategy)
-        return passes * self._trained_bytes(strategy) * owned / self._hbm
+        moved = passes * self._trained_bytes(strategy) * self._spread.owned(strategy) / self._hbm
+        return max(moved, self._spread.stepped_one_by_one(strategy, self._spread.tensors(strategy)))
 
     def _trained_bytes(self, strategy: Strategy) -> int:
         settings = ddp(strategy.settings)

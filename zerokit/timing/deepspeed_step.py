@@ -189,7 +189,9 @@ class DeepSpeedStep(EngineStep):
             ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
             kernels = c.tensor_step_seconds * self._spread.tensors(strategy) / ranks
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
+        stepped = self._sub_groups(strategy) if settings.divides_states else self._spread.tensors(strategy)
         kernels = max(kernels, c.adam_bytes * on_gpu / self._hbm)
+        kernels = max(kernels, self._spread.stepped_one_by_one(strategy, stepped))
         if settings.divides_weights and strategy.zero_ranks > 1:
             kernels += c.persistent_gather_seconds * self._zero_3(strategy).persistent
         return self._sub_groups(strategy) * c.step_launch_seconds + kernels

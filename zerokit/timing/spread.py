@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ModelShape
@@ -150,6 +151,11 @@ class Spread:
         """Trainable tensors of a rank's layers, near enough: each product is two (fused here, or with a
         bias)."""
         return self._tensors / strategy.pipeline_parallel
+
+    def stepped_one_by_one(self, strategy: Strategy, tensors: float) -> float:
+        """Host time of the step of so many tensors by an optimizer that takes them one by one."""
+        made = client_optimizer(strategy.settings.client_optimizer)
+        return made.tensor_seconds * tensors if made else 0.0
 
     @property
     def tensors_of_a_layer(self) -> float:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zerokit
+from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS
 from zerokit.emit import plan_file
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.errors import InputError
+from zerokit.values import replace
 
 ASKED: dict[str, Any] = {"model": "llama-3.2-1b", "gpu": "h200", "gpus": 2, "micro_batch": 1, "zero": 2}
+TORCHAO = Path(__file__).parents[2] / "data" / "h200" / "torchao-steps.jsonl"
 OWNED = 1_235_814_400 // 2  # Llama-3.2-1B's parameters, a rank's half
 
 
@@ -31,6 +35,26 @@ def test_bytes_follow_bits_and_the_scale_of_each_block() -> None:
     assert states(optimizer="ademamix_8bit") == (3 * (OWNED + scales) + 2 * 1024, 0)
     assert states(optimizer="lion_8bit") == (OWNED + scales + 1024, 0)
     assert states(optimizer="schedule_free_sgd") == (4 * OWNED, 0)
+
+
+def test_states_in_whole_blocks_are_those_of_an_h200() -> None:
+    rows = [json.loads(line) for line in TORCHAO.read_text().splitlines()]
+    assert len(rows) == 40
+    for row in rows:
+        made = replace(CLIENT_OPTIMIZERS[row["optimizer"]], block=row["block"])
+        elements = math.prod(row["shape"])
+        tensor_bytes = {"bfloat16": 2, "float32": 4}[row["dtype"]]
+        kept = made.device_bytes(elements, tensor_bytes) + made.code_bytes([elements])
+        during = made.step_temporary_bytes([elements], tensor_bytes * elements)
+        # six tensors in blocks of 512 bytes, or of 2 MiB where that is what is left of one
+        assert kept == pytest.approx(row["state_bytes"], rel=0.01, abs=6 * 512)
+        assert during == pytest.approx(row["step_bytes"], rel=0.01, abs=6 * 512)
+
+
+def test_a_part_that_is_no_whole_number_of_blocks_keeps_wide_states() -> None:
+    """As DeepSpeed's flat partition of any number of elements; a whole number of them is the rule."""
+    assert states(optimizer="adamw_torch_8bit") == (2 * (OWNED + 4 * OWNED // 256 + 1024), 0)
+    assert states(optimizer="adamw_torch_8bit", gpus=3)[0] >= 8 * 1_235_814_400 // 3
 
 
 def test_paged_states_are_in_no_gpu_figure_and_in_the_hosts() -> None:

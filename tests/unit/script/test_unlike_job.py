@@ -173,7 +173,7 @@ def test_a_plan_for_a_script_takes_its_optimizer(tmp_path: Path) -> None:
             {"optimizer": "AdamW"},
             "⟨optimizer⟩ AdamW: --optim adamw_8bit; leave ⟨optimizer⟩ out",
         ),
-        ("adamw_torch_4bit", {}, "--optim adamw_torch_4bit: not modelled: torch.compile makes its step"),
+        ("grokadamw", {}, "--optim grokadamw: not modelled: it keeps its states in host memory"),
     ],
 )
 def test_a_plan_for_a_script_with_another_optimizer_is_refused(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.client_optimizers import BITSANDBYTES, client_optimizer
 from zerokit.domain.ddp_settings import DdpSettings, ddp
 from zerokit.domain.job import Job
 from zerokit.domain.profile import Parameter
@@ -20,8 +20,8 @@ from zerokit.memory.replay.optimizers import (
     client,
     managed_bytes,
     optimizer_name,
-    optimizer_temporaries,
     optimizer_values,
+    step_temporary_bytes,
 )
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
@@ -53,10 +53,13 @@ def state_bytes(model: RankModel, settings: DdpSettings) -> int:
         counters = len(model.trainable) * block(4) if fused else 0
         return optimizer_values(settings) * sum(gradient_bytes(model, settings)) + counters
     wide = replace(made, bits=32)
-    embeddings = _embeddings(model) if settings.by_trainer else frozenset[str]()
-    kinds = [(wide if p.name in embeddings else made, p.numel) for p in model.trainable]
-    codes = made.code_bytes(size for kind, size in kinds if kind is made)
-    return codes + sum(block(kind.device_bytes(size)) for kind, size in kinds)
+    spared = settings.by_trainer and made.package == BITSANDBYTES  # transformers/trainer.py:1328, 5.23
+    embeddings = _embeddings(model) if spared else frozenset[str]()
+    kinds = [(wide if p.name in embeddings else made, p) for p in model.trainable]
+    codes = made.code_bytes(p.numel for kind, p in kinds if kind is made)
+    return codes + sum(
+        block(kind.device_bytes(p.numel, p.element_bytes or settings.weight_bytes)) for kind, p in kinds
+    )
 
 
 def _embeddings(model: RankModel) -> frozenset[str]:
@@ -156,13 +159,13 @@ class _Replay:
     def step(self) -> int:
         """The optimizer's step; its peak."""
         self.ledger.mark()
-        temporaries = optimizer_temporaries(self.settings) * self.gradients
+        temporaries = step_temporary_bytes(self.settings, self.model.trainable_sizes, self.gradients)
         self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
         return self.ledger.peak
 
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
-_PACKAGES = ("bitsandbytes", "schedulefree")
+_PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
 
 
 class Ddp(Engine[DdpSettings]):

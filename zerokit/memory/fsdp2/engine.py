@@ -16,7 +16,7 @@ from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
 from zerokit.memory.replay.model_states import Persistent, beside_states
-from zerokit.memory.replay.optimizers import optimizer_name, optimizer_temporaries, optimizer_values
+from zerokit.memory.replay.optimizers import optimizer_name, optimizer_values, step_temporary_bytes
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
 
@@ -137,7 +137,7 @@ class _Replay:
         if not self.settings.offload:
             shares = shares_of(self.model, self.settings, self.ranks)
             trained = sum(share.kept_bytes for share in shares if share.trainable)
-            ledger.burst(Component.OPTIMIZER_TEMPORARIES, optimizer_temporaries(self.settings) * trained)
+            ledger.burst(Component.OPTIMIZER_TEMPORARIES, step_temporary_bytes(self.settings, (), trained))
         peak = ledger.peak
         self.weights.zero_grad()
         return peak

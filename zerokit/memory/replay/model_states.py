@@ -13,8 +13,8 @@ from zerokit.memory.replay.optimizers import (
     client,
     optimizer_bytes,
     optimizer_name,
-    optimizer_temporaries,
     state_bytes,
+    step_temporary_bytes,
 )
 from zerokit.memory.replay.partition import GradientReduction, Partition
 from zerokit.values import frozen_dataclass
@@ -47,8 +47,8 @@ class Bf16OptimizerGradients(GradientReduction):
 
     def step(self) -> None:
         """``step``: the partition's gradient is a view of the buffer."""
-        temporaries = optimizer_temporaries(self.settings)
-        self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, self.part.size * 4 * temporaries)
+        temporaries = step_temporary_bytes(self.settings, [self.part.size], self.part.size * 4)
+        self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
         self.ledger.set(Component.GRADIENTS, 0)
 
 
@@ -242,10 +242,11 @@ def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ra
         if element_bytes.parameter == 4:
             return parameters
         master = 4 * model.trainable_numel
-        states = state_bytes(settings, stepped_tensors(model, settings, part, ranks))
+        stepped = stepped_tensors(model, settings, part, ranks)
+        states = state_bytes(settings, stepped)
         if settings.torch_adam or client(settings) is not None:
             # FP16_UnfusedOptimizer: gradients in both precisions, what the optimizer's step allocates
-            return parameters + flat + 2 * master + states + optimizer_temporaries(settings) * master
+            return parameters + flat + 2 * master + states + step_temporary_bytes(settings, stepped, master)
         # clones and the flat copy of them; the flat copy cloned into fp32; gradients and Adam's first step
         return max(
             parameters + 2 * flat,

@@ -68,15 +68,14 @@ def least_state_bytes(settings: TrainingSettings) -> int:
     client_made = client(settings)
     if client_made is None:
         return optimizer_bytes(settings)
-    return 0 if client_made.paged else client_made.values * (1 if client_made.bits == 8 else 4)
+    return 0 if client_made.paged else client_made.values * client_made.bits // 8
 
 
-def optimizer_temporaries(settings: TrainingSettings) -> int:
-    """Temporaries of the size of what is stepped, in the master weights' dtype. DeepSpeed's fused kernels
-    need none, nor does torch's SGD."""
+def step_temporary_bytes(settings: TrainingSettings, tensors: Sequence[int], size: int) -> int:
+    """What the step of tensors of so many elements, ``size`` bytes in all, allocates at its peak. DeepSpeed's
+    fused kernels need nothing, nor does torch's SGD."""
     if (client_made := client(settings)) is not None:
-        return client_made.temporaries
+        return client_made.step_temporary_bytes(tensors, size)
     name = optimizer_name(settings)
-    if settings.torch_adam and "adam" in name:
-        return 1
-    return FOREACH_TEMPORARIES.get(name, 0)
+    adam = settings.torch_adam and "adam" in name
+    return (1 if adam else FOREACH_TEMPORARIES.get(name, 0)) * size

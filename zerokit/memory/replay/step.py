@@ -18,7 +18,7 @@ from zerokit.memory.replay.model_states import (
     reference_bytes,
     runs_bf16_optimizer,
 )
-from zerokit.memory.replay.optimizers import client, optimizer_temporaries
+from zerokit.memory.replay.optimizers import client, step_temporary_bytes
 from zerokit.memory.replay.partition import GradientReduction, Partition, partition
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_parameters import Gradients, Parameters, gathers, settings_of_gathers
@@ -49,7 +49,7 @@ class WholeGradients(GradientReduction):
         With fp32 weights DeepSpeed hands the step to the optimizer itself: nothing is copied.
         """
         ledger, total = self.ledger, self.model.trainable_numel
-        temporaries = 4 * total * optimizer_temporaries(self.settings)
+        temporaries = step_temporary_bytes(self.settings, self.model.trainable_sizes, 4 * total)
         if client(self.settings) is not None:  # FP16_UnfusedOptimizer keeps both gradients for the step
             wide = 4 * total if self.element_bytes.parameter == 2 else 0
             ledger.burst(Component.OPTIMIZER_TEMPORARIES, wide + temporaries)

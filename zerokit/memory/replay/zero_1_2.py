@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, Overlay, RankModel
-from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.optimizers import step_temporary_bytes
 from zerokit.memory.replay.partition import GradientReduction, Partition
 
 
@@ -261,8 +261,8 @@ class BucketedGradients(GradientReduction):
                 ledger.add(Component.FLAT_GRADIENT, -flat)
         ledger.set(Component.GRADIENT_PARTITION, 0 if not self.compact else part.size * 4)
         ledger.set(Component.GRADIENTS, 0)
-        temporaries = optimizer_temporaries(self.settings)
-        ledger.burst(Component.OPTIMIZER_TEMPORARIES, part.size * self.element_bytes.master * temporaries)
+        temporaries = step_temporary_bytes(self.settings, [part.size], part.size * self.element_bytes.master)
+        ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
         for name in (Component.FLAT_GRADIENT, Component.FP32_GRADIENT, Component.GRADIENT_PARTITION):
             ledger.set(name, 0)
 

@@ -15,7 +15,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, ElementBytes, Overlay, RankModel
 from zerokit.memory.replay.model_states import on_device, sub_groups
-from zerokit.memory.replay.optimizers import optimizer_temporaries
+from zerokit.memory.replay.optimizers import step_temporary_bytes
 from zerokit.memory.replay.zero_3_fetch_order import modules_of
 from zerokit.values import frozen_dataclass
 
@@ -522,7 +522,8 @@ class Gradients:
                     self.ledger.add(Component.FP32_GRADIENT, elements * self.element_bytes.master)
                     self.ledger.add(Component.FLAT_GRADIENT, -flat)
                     flat = 0
-                temporaries = elements * self.element_bytes.master * optimizer_temporaries(self.settings)
+                master = elements * self.element_bytes.master
+                temporaries = step_temporary_bytes(self.settings, [elements], master)
                 self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
                 self.ledger.add(Component.FLAT_GRADIENT, -flat)
                 self.ledger.set(Component.FP32_GRADIENT, 0)
