@@ -99,7 +99,8 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
         "ranks right before: mean error {mean} %, at most {worst} %, each within its range (`python -m "
         "benchmarks.bare_loop_times benchmarks/measure/data/zero-3-waiting.jsonl`). Before the model was "
         "corrected after them, they took {low} to {high} % longer than predicted. Eight further runs were "
-        "predicted first and then measured (`zero-3-again.jsonl`): mean error {again} %, at most "
+        "predicted first and then measured (`zero-3-again.jsonl`): mean error {first} %, at most "
+        "{worst_first} %. What DeepSpeed gathers twice with adapters is counted since: {again} %, at most "
         "{worst_again} %, each within its range; without LoRA at most {full} %. Eight earlier runs: "
         "{mean_before} and {worst_before} %",
         figures.zero_3_waiting,

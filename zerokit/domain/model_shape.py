@@ -248,6 +248,16 @@ class ModelShape:
         """Elements of all layers that bitsandbytes quantises."""
         return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.packable)
 
+    def adapted_share(self, targets: tuple[str, ...]) -> float:
+        """Share of the linear modules of all layers that get adapters."""
+        every = adapted = 0
+        for stack in self.stacks:
+            for gemm in stack.gemms:
+                copies = stack.layers * (1 if gemm.stacked else gemm.copies)
+                every += copies * max(1, len(gemm.modules))
+                adapted += copies * len(gemm.adapted(targets))
+        return adapted / max(1, every)
+
     def adapts_stacked_experts(self, targets: tuple[str, ...]) -> bool:
         """Whether adapters on these modules sit on experts that are one tensor."""
         gemms = (gemm for stack in self.stacks for gemm in stack.gemms)

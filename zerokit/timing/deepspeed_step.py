@@ -29,10 +29,20 @@ _STAGE_0_HOOK_SHARE = 2 / 5
 
 @frozen_dataclass
 class _Zero3Counts:
-    """Gathers and reductions of a micro-batch at stage 3, and gathers after an optimizer step."""
+    """Gathers and reductions of a micro-batch at stage 3, and gathers after an optimizer step.
+
+    Attributes:
+        forward, backward: gathers of as many collectives each as there are ``dtypes`` in one.
+        anew: gathers of one weight each besides; ``anew_share``: of all weights.
+        adapters: tensors of them that are released.
+    """
 
     forward: float
     backward: float
+    dtypes: float
+    anew: int
+    anew_share: float
+    adapters: int
     reductions: float
     persistent: int
     released: float
@@ -44,7 +54,7 @@ class DeepSpeedStep(EngineStep):
     def __init__(self, spread: Spread) -> None:
         super().__init__(spread)
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
-        self._counted: dict[tuple[int, ZeroSettings], _Zero3Counts] = {}
+        self._counted: dict[tuple[int, ZeroSettings, bool], _Zero3Counts] = {}
 
     def data_parallel(self, strategy: Strategy) -> Flow:
         """What crosses between data-parallel ranks."""
@@ -80,15 +90,19 @@ class DeepSpeedStep(EngineStep):
         element_bytes = self._spread.weight_bytes * strategy.settings.parameter_bytes / 2
         counts = self._zero_3(strategy)
         per_step = way.seconds((1 - counts.released) * weights * element_bytes)
+        anew = counts.anew_share * weights
         weights *= counts.released
         cached = min(weights, min(zero.max_reuse_distance, zero.max_live_parameters) / 2)
-        gathers = (2 * weights - cached) * element_bytes
+        again_bytes = (weights - cached + anew) * element_bytes
+        gathers = weights * element_bytes + again_bytes
         if zero.zero_hpz_partition_size > 1:
             # the second copy inside the node serves the backward gathers (ZeRO++, arXiv 2306.10209)
             inner = self._spread.route(zero.zero_hpz_partition_size, strategy.tensor_parallel)
-            first = way.seconds(weights * element_bytes, messages=math.ceil(counts.forward) or 1)
-            again = math.ceil(counts.backward) or 1
-            second = inner.seconds((weights - cached) * element_bytes, messages=again)
+            first = way.seconds(
+                weights * element_bytes, messages=math.ceil(counts.forward * counts.dtypes) or 1
+            )
+            again = math.ceil(counts.backward * counts.dtypes) + counts.anew or 1
+            second = inner.seconds(again_bytes, messages=again)
             return Flow(
                 route=way, per_micro=first + second + reduce, per_step=per_step, overlapped=zero.overlaps
             )
@@ -96,20 +110,31 @@ class DeepSpeedStep(EngineStep):
             gathers /= _QUANTIZED_GATHER
         if zero.zero_quantized_gradients:
             reduce /= _QUANTIZED_REDUCE
-        messages = math.ceil(counts.forward + counts.backward) or 1
+        messages = math.ceil((counts.forward + counts.backward) * counts.dtypes) + counts.anew or 1
         per_micro = way.seconds(gathers, messages=messages) + reduce
         return Flow(route=way, per_micro=per_micro, per_step=per_step, overlapped=zero.overlaps)
 
     def _zero_3(self, strategy: Strategy) -> _Zero3Counts:
         zero, parts = deepspeed(strategy.settings).zero, strategy.tensor_parallel
-        found = self._counted.get((parts, zero))
+        full, job = self._job.method == "full", self._job
+        recomputes = strategy.checkpointing == "full" and not job.is_reentrant(strategy.settings)
+        found = self._counted.get((parts, zero, recomputes))
         if found is None:
-            full = self._job.method == "full"
-            order = Zero3Order(self._shape, parts, None if full else self._job.lora or Lora())
+            order = Zero3Order(
+                self._shape,
+                parts,
+                None if full else job.lora or Lora(),
+                narrow=job.has_narrow_adapters(strategy.settings),
+            )
             forward, backward = order.gathers(zero)
-            found = self._counted[parts, zero] = _Zero3Counts(
+            count, share = (0, 0.0) if full or not recomputes else order.anew(zero)
+            found = self._counted[parts, zero, recomputes] = _Zero3Counts(
                 forward=forward,
                 backward=backward,
+                dtypes=order.dtypes(zero),
+                anew=count,
+                anew_share=share,
+                adapters=order.adapters(zero),
                 reductions=order.reductions(zero) if full else self._buckets(strategy),
                 persistent=order.persistent(zero),
                 released=order.released(zero),
@@ -127,7 +152,8 @@ class DeepSpeedStep(EngineStep):
         if not strategy.settings.divides_weights:
             return 0.0, 0.0, 0.0
         c = self._constants
-        modules = c.stage3_adapter_launch if self._job.method != "full" else (1.0, 1.0, 1.0)
+        adapted = 0.0 if self._job.method == "full" else self._shape.adapted_share(self._job.adapters.targets)
+        modules = [1 + (factor - 1) * adapted for factor in c.stage3_adapter_launch]
         fetched = 0.0
         if strategy.settings.weights_device != "none":
             weights = sum(2 * len(stack.gemms) + 1 for stack in self._shape.stacks) / len(self._shape.stacks)
@@ -135,9 +161,10 @@ class DeepSpeedStep(EngineStep):
         forward = backward = 0.0
         if strategy.zero_ranks > 1:
             counts, layers = self._zero_3(strategy), self._shape.layers
-            forward = c.gather_seconds * counts.forward / layers
-            backward = c.gather_seconds * counts.backward / layers
-            backward += c.stage3_reduce_seconds * counts.reductions / layers
+            tensors = c.stage3_adapter_seconds * counts.adapters
+            forward = (c.gather_seconds * counts.dtypes * counts.forward + tensors) / layers
+            backward = c.gather_seconds * (counts.dtypes * counts.backward + counts.anew) + tensors
+            backward = (backward + c.stage3_reduce_seconds * counts.reductions) / layers
         return (
             modules[0] * (c.stage3_launch_seconds + fetched) + forward,
             modules[1] * (c.stage3_backward_seconds + fetched) + backward,
@@ -150,7 +177,7 @@ class DeepSpeedStep(EngineStep):
         if not strategy.settings.divides_weights or strategy.zero_ranks == 1:
             return 0.0
         counts = self._zero_3(strategy)
-        return counts.forward + counts.backward + counts.reductions
+        return counts.forward + counts.backward + counts.anew + counts.reductions
 
     def reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""

@@ -433,9 +433,9 @@ class TimeModel:
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
         c = self.constants
-        adapted = self.job.method != "full"
+        adapted = 0.0 if self.job.method == "full" else self.shape.adapted_share(self.job.adapters.targets)
         times = self._layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
-        seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0 if adapted else 0.0))
+        seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0) * adapted)
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
         forward, backward, recompute = self.traffic.engine(strategy).layer_launch(strategy)

@@ -6,12 +6,18 @@ prefetch bucket while fewer elements are live than ``max_live_parameters``; beyo
 releases make room for the next few only (partitioned_param_coordinator.py:427, ``max_params_to_prefetch``).
 A gradient goes into the reduce bucket, which is reduced before where it has no room for it (stage3.py,
 ``reduce_independent_p_g_buckets_and_remove_grads``). Weights below ``param_persistence_threshold`` are never
-released, but gathered one by one after each optimizer step (stage3.py, ``_post_step``).
+released, but gathered one by one after each optimizer step (stage3.py, ``_post_step``). A gather is a
+collective for each dtype in it (partition_parameters.py:1468, ``_all_gather_coalesced``): two where peft's
+adapters are in fp32. Frozen weights that are used while backward recomputes belong to the module whose
+backward began it, and are released at its end (partitioned_param_coordinator.py:393 and 504). It is part of
+the layer's last projection, so that all are gathered anew, one by one, as backward comes to them. A
+reentrant checkpoint recomputes a layer before the backward of any of its modules begins, and keeps them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from zerokit.domain.deepspeed_settings import ZeroSettings
 from zerokit.domain.job import Lora
@@ -28,26 +34,36 @@ _QUERY_BIASES = ("qwen2",)
 """Families whose queries, keys and values have biases, though their other products have none."""
 
 
+class _Tensor(NamedTuple):
+    """``size``: elements; ``added``: whether it is an adapter's; ``layered``: whether it is in a layer."""
+
+    size: float
+    added: bool = False
+    layered: bool = True
+
+
 class Zero3Order:
     """The weights of a model in the order in which ZeRO-3 gathers them, and their gradients in the other.
 
     Args:
         parts: how many ranks hold each weight together before ZeRO divides it (tensor parallel).
-        adapters: on which modules, None: on none.
+        adapters: on which modules, None: on none; ``narrow``: in the dtype of the weights, not in fp32.
     """
 
-    def __init__(self, shape: ModelShape, parts: int, adapters: Lora | None) -> None:
-        embedding = shape.vocab * shape.hidden
-        layers = [size for stack in shape.stacks for size in _layer(stack, shape, adapters) * stack.layers]
-        sizes = [embedding, *layers, *([] if shape.tied else [embedding])]
+    def __init__(self, shape: ModelShape, parts: int, adapters: Lora | None, *, narrow: bool = False) -> None:
+        embedding = _Tensor(shape.vocab * shape.hidden, layered=False)
+        layers = [one for stack in shape.stacks for one in _layer(stack, shape, adapters) * stack.layers]
+        tensors = [embedding, *layers, *([] if shape.tied else [embedding])]
         self._layers = shape.layers
-        self._sizes = [size / parts for size in sizes]
+        self._tensors = [one._replace(size=one.size / parts) for one in tensors]
+        self._sizes = [one.size for one in self._tensors]
         self._weights = sum(self._sizes)
+        self._narrow = narrow
 
     def gathers(self, zero: ZeroSettings) -> tuple[float, float]:
-        """Gathers of one micro-batch: in forward, and in backward."""
-        large = [size for size in self._sizes if size > zero.param_persistence_threshold]
-        joined = _filled(large, zero.prefetch_bucket_size)
+        """Gathers of one micro-batch: in forward, and in backward, ``anew`` apart."""
+        large = self._large(zero)
+        joined = len(_filled(large, zero.prefetch_bucket_size))
         live = min(1.0, zero.max_live_parameters / self._weights)
         beyond = min(float(len(large)), max(joined, _GATHERS_BEYOND * self._layers))
         forward = live * joined + (1 - live) * beyond
@@ -55,10 +71,28 @@ class Zero3Order:
         kept = min(1.0, reach / self._weights)
         return forward, max(0.0, forward - joined * kept)
 
+    def dtypes(self, zero: ZeroSettings) -> float:
+        """Collectives of a gather, on average."""
+        gathers = _filled(self._large(zero), zero.prefetch_bucket_size)
+        dtypes = sum(len({one.added and not self._narrow for one in gather}) for gather in gathers)
+        return dtypes / max(1, len(gathers))
+
+    def anew(self, zero: ZeroSettings) -> tuple[int, float]:
+        """Frozen weights that a backward pass with adapters gathers again where it has recomputed with them:
+        how many, and their share of all weights."""
+        sizes = [one.size for one in self._large(zero) if one.layered and not one.added]
+        return len(sizes), sum(sizes) / self._weights
+
+    def adapters(self, zero: ZeroSettings) -> int:
+        """Tensors of adapters that are released after each pass."""
+        return sum(one.added for one in self._large(zero))
+
     def released(self, zero: ZeroSettings) -> float:
         """Share of the weights that are not persistent."""
-        large = sum(size for size in self._sizes if size > zero.param_persistence_threshold)
-        return large / self._weights
+        return sum(one.size for one in self._large(zero)) / self._weights
+
+    def _large(self, zero: ZeroSettings) -> list[_Tensor]:
+        return [one for one in self._tensors if one.size > zero.param_persistence_threshold]
 
     def persistent(self, zero: ZeroSettings) -> int:
         """Tensors that are gathered one by one after an optimizer step, frozen ones too."""
@@ -74,36 +108,39 @@ class Zero3Order:
         return count
 
 
-def _filled(sizes: Sequence[float], bucket: int) -> int:
+def _filled(tensors: Sequence[_Tensor], bucket: int) -> list[list[_Tensor]]:
     """Gathers that join tensors until they reach the bucket."""
-    count, filled = 0, 0.0
-    for size in sizes:
-        filled += size
-        if filled >= bucket:
-            count, filled = count + 1, 0.0
-    return count + (filled > 0)
+    gathers: list[list[_Tensor]] = []
+    room = 0.0
+    for one in tensors:
+        if room <= 0:
+            gathers.append([])
+            room = bucket
+        gathers[-1].append(one)
+        room -= one.size
+    return gathers
 
 
-def _layer(stack: Stack, shape: ModelShape, adapters: Lora | None) -> list[float]:
-    """Elements of a layer's tensors in their order, each part after its norm."""
-    sizes: list[float] = [stack.hidden] * (_norms_and_biases(stack, shape) - 1)
+def _layer(stack: Stack, shape: ModelShape, adapters: Lora | None) -> list[_Tensor]:
+    """A layer's tensors in their order, each part after its norm."""
+    tensors = [_Tensor(stack.hidden)] * (_norms_and_biases(stack, shape) - 1)
     for kind in ("attention", "mlp"):
         for gemm in stack.gemms:
             if gemm.kind == kind:
-                sizes += _tensors(gemm, adapters)
+                tensors += _of_product(gemm, adapters)
         if kind == "attention":
-            sizes.append(stack.hidden)
-    return sizes
+            tensors.append(_Tensor(stack.hidden))
+    return tensors
 
 
-def _tensors(gemm: Gemm, adapters: Lora | None) -> list[float]:
-    """Elements of each tensor that a product stands for."""
+def _of_product(gemm: Gemm, adapters: Lora | None) -> list[_Tensor]:
+    """Each tensor that a product stands for."""
     stacked = gemm.copies if gemm.stacked else 1
-    sizes: list[float] = [n * gemm.k * stacked for n in [module.n for module in gemm.modules] or [gemm.n]]
+    tensors = [_Tensor(n * gemm.k * stacked) for n in [module.n for module in gemm.modules] or [gemm.n]]
     if adapters:
         for module in gemm.adapted(adapters.targets):
-            sizes += [adapters.rank * gemm.k, adapters.rank * module.n]
-    return sizes * (1 if gemm.stacked else gemm.copies)
+            tensors += [_Tensor(adapters.rank * width, added=True) for width in (gemm.k, module.n)]
+    return tensors * (1 if gemm.stacked else gemm.copies)
 
 
 def _norms_and_biases(stack: Stack, shape: ModelShape) -> int:
