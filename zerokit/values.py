@@ -60,7 +60,23 @@ def frozen_dataclass(cls: type[T] | None = None, *, slots: bool = True, eq: bool
     """
 
     def decorate(of: type[T]) -> type[T]:
-        return _frozen(of, slots=slots, eq=eq)
+        own_names = set(vars(of))
+        attributes = _attributes(of)
+        value_class: Any = _with_slots(of, attributes) if slots else _without_fields(of, attributes)
+        methods: dict[str, Any] = {"__init__": _LateInit(value_class, attributes), "__repr__": _represent}
+        if eq:
+            methods |= _comparing([name for name, one in attributes.items() if one.compare])
+        if slots:
+            methods |= {"__getstate__": _state, "__setstate__": _restore}
+        for name, method in methods.items():
+            if name not in own_names:
+                setattr(value_class, name, method)
+        setattr(value_class, "__match_args__", ())  # noqa: B010  a type checker refuses it
+        value_class.__frozen_attributes__ = attributes
+        value_class.__dataclass_fields__ = _LateFields(value_class, attributes)
+        value_class.__setattr__ = _refuse_to_set
+        value_class.__delattr__ = _refuse_to_delete
+        return value_class  # type: ignore[no-any-return]
 
     return decorate if cls is None else decorate(cls)
 
@@ -75,26 +91,6 @@ def replace(value: T, /, **changes: Any) -> T:
         if one.init and name not in changes:
             changes[name] = getattr(value, name)
     return value.__class__(**changes)
-
-
-def _frozen(cls: type[T], *, slots: bool, eq: bool) -> type[T]:
-    own_names = set(vars(cls))
-    attributes = _attributes(cls)
-    value_class: Any = _with_slots(cls, attributes) if slots else _without_fields(cls, attributes)
-    methods: dict[str, Any] = {"__init__": _LateInit(value_class, attributes), "__repr__": _represent}
-    if eq:
-        methods |= _comparing([name for name, one in attributes.items() if one.compare])
-    if slots:
-        methods |= {"__getstate__": _state, "__setstate__": _restore}
-    for name, method in methods.items():
-        if name not in own_names:
-            setattr(value_class, name, method)
-    setattr(value_class, "__match_args__", ())  # noqa: B010  a type checker refuses it
-    value_class.__frozen_attributes__ = attributes
-    value_class.__dataclass_fields__ = _LateFields(value_class, attributes)
-    value_class.__setattr__ = _refuse_to_set
-    value_class.__delattr__ = _refuse_to_delete
-    return value_class  # type: ignore[no-any-return]
 
 
 def _attributes(cls: type) -> dict[str, Field[Any]]:

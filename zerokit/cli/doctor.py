@@ -9,7 +9,7 @@ import click
 from zerokit.cli.base import Command
 from zerokit.cli.prose import wrapped
 from zerokit.cli.say import say, write
-from zerokit.doctor import DoctorFinding, Examination, examine, rates
+from zerokit.doctor import Examination, examine, rates
 from zerokit.errors import NodeUnusable
 from zerokit.machine import tuned
 from zerokit.machine.measured import Measured
@@ -41,7 +41,12 @@ def command(as_json: bool, strict: bool, measure_too: bool) -> None:
         write(json.dumps({**examination.as_dict(), **measured_rates.to_dict()}, indent=1, allow_nan=False))
     else:
         for finding in examination.findings:
-            _show(finding)
+            mark = click.style(_MARKS[finding.state], fg=_COLOURS[finding.state])
+            # the mark is put in last: its colour's escape sequence takes no room
+            first, *more = wrapped(finding.what, "  ", "  ")
+            write("\n".join([f"{mark} {first[2:]}", *more]))
+            if finding.fix:
+                write("\n".join(wrapped(finding.fix, "    → ", "      ")))
         known = _rates(measured_rates.measured, measured_rates.source)
         write()
         for line in (*known, *_kept(measured_rates)):
@@ -100,15 +105,6 @@ def _kept(measured: rates.Rates) -> tuple[str, str]:
         spread = f" ({speed.low:.2f} to {speed.high:.2f})" if speed.low and speed.high else ""
         host = f"{speed.factor:.2f}{spread}, {speed.source}"
     return f"Tuned step times: {steps}", f"Host speed by launches: {host}"
-
-
-def _show(finding: DoctorFinding) -> None:
-    mark = click.style(_MARKS[finding.state], fg=_COLOURS[finding.state])
-    # the mark is put in last: its colour's escape sequence takes no room
-    first, *more = wrapped(finding.what, "  ", "  ")
-    write("\n".join([f"{mark} {first[2:]}", *more]))
-    if finding.fix:
-        write("\n".join(wrapped(finding.fix, "    → ", "      ")))
 
 
 def _verdict(examination: Examination) -> str:

@@ -19,7 +19,6 @@ from zerokit.messages import quoted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerokit.launcher.attempts import DryRun
     from zerokit.report.schema import RunReport
 
 _IS_OVERRIDE = re.compile(r"[a-z][a-z_-]*=")
@@ -58,7 +57,15 @@ def command(arguments: tuple[str, ...], **options: Any) -> int:
         asked, resolved.target, overrides=overrides, show_progress=is_loud(), listener=listener
     )
     if isinstance(result, DryRun):
-        _show_dry_run(result)
+        for name in result.unset:
+            write(f"unset {name}")
+        for name, value in sorted(result.environment.items()):
+            write(f"export {name}={quoted(value)}")
+        write(" ".join(map(quoted, result.argv)))
+        what = "plan, script" if result.has_plan else "script"
+        untold = f"`zerokit rehearse` with the same {what} and arguments runs it on simulated GPUs"
+        rehearsed = _REHEARSED.get(result.rehearsal, untold)
+        say(f"a dry run does not start the script, so it misses errors of the script's own; {rehearsed}")
         return 0
     return result.exit_code
 
@@ -68,18 +75,6 @@ _REHEARSED = {
     "other devices": "the plan's rehearsal ran the script with these options, on the plan's GPUs",
     "named": "the `zerokit plan` command above rehearses it",
 }
-
-
-def _show_dry_run(dry: DryRun) -> None:
-    for name in dry.unset:
-        write(f"unset {name}")
-    for name, value in sorted(dry.environment.items()):
-        write(f"export {name}={quoted(value)}")
-    write(" ".join(map(quoted, dry.argv)))
-    what = "plan, script" if dry.has_plan else "script"
-    untold = f"`zerokit rehearse` with the same {what} and arguments runs it on simulated GPUs"
-    rehearsed = _REHEARSED.get(dry.rehearsal, untold)
-    say(f"a dry run does not start the script, so it misses errors of the script's own; {rehearsed}")
 
 
 def _print_failure(text: str) -> None:

@@ -34,7 +34,6 @@ from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
-    from zerokit.planner.against import Against
     from zerokit.planner.plan_result import PlanResult, RehearsalRecord
 
 
@@ -271,15 +270,6 @@ def _as_yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _compared(against: Against) -> str:
-    """The strategy that the plan was compared with, and what each part of its step takes more."""
-    more = ", ".join(
-        f"{strategy.label(name)} {'' if took < 0 else '+'}{took:.2f} s"
-        for name, took in against.more_seconds.items()
-    )
-    return f"{strategy_words(against.theirs.planned.strategy)}: {more}"
-
-
 def _short_rows(notes: Sequence[Note], folder: str | None) -> list[str]:
     """What is taken for options that were not given, which no screen is too small for, and the files."""
     defaults = as_options(", ".join(note.short for note in on_topic(notes, "default")))
@@ -297,7 +287,15 @@ def _reasons(result: PlanResult) -> list[str]:
     plan = result.plan
     lines = [heading("Chosen"), *paragraph(plan.chosen.why), *_details(result.chosen)]
     if result.against is not None:
-        lines += [heading(f"Against {result.against.path}"), *paragraph(_compared(result.against))]
+        # the strategy that the plan was compared with, and what each part of its step takes more
+        more = ", ".join(
+            f"{strategy.label(name)} {'' if took < 0 else '+'}{took:.2f} s"
+            for name, took in result.against.more_seconds.items()
+        )
+        lines += [
+            heading(f"Against {result.against.path}"),
+            *paragraph(f"{strategy_words(result.against.theirs.planned.strategy)}: {more}"),
+        ]
     if plan.alternatives:
         lines += [heading("Next best"), *bullets(alternative.why for alternative in plan.alternatives)]
     if plan.faster_with:

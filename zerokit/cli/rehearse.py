@@ -22,7 +22,7 @@ from zerokit.messages import github_annotation, program
 from zerokit.rehearsal.changes import NextStep
 from zerokit.rehearsal.options import RehearsalArguments
 from zerokit.rehearsal.result import Growth, Rehearsal, SinceBaseline
-from zerokit.rehearsal.sections import Section, sections
+from zerokit.rehearsal.sections import sections
 from zerokit.units import format_gib
 
 _MOST_CARDS = 3
@@ -41,7 +41,15 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
         _echo(done.trained_by)
     _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
     for section in sections(done):
-        _show_section(section)
+        # A title, its sentences and its rows, a line each
+        write()
+        indent = "" if section.rank is not None else "  "
+        _echo(section.title, indent=indent)
+        for line in section.lines:
+            _echo(line, indent=indent + "  ")
+        rows = [(indent, *row) for row in section.rows[: section.most]]
+        if rows:
+            write("\n".join(prose.aligned(rows, right=(section.right + 1,))))
     for warning in done.warnings:
         if warning not in done.of_feed:
             _echo(f"warning: {warning}")
@@ -108,18 +116,6 @@ def _names_a_card(required_bytes: int, *, bf16: bool) -> str:
 def _echo(text: str, indent: str = "  ") -> None:
     """A line, with what does not fit the terminal below it."""
     write("\n".join(wrapped(text, indent, indent + "  ")))
-
-
-def _show_section(section: Section) -> None:
-    """A title, its sentences and its rows, a line each."""
-    write()
-    indent = "" if section.rank is not None else "  "
-    _echo(section.title, indent=indent)
-    for line in section.lines:
-        _echo(line, indent=indent + "  ")
-    rows = [(indent, *row) for row in section.rows[: section.most]]
-    if rows:
-        write("\n".join(prose.aligned(rows, right=(section.right + 1,))))
 
 
 @click.command(

@@ -55,27 +55,22 @@ def command(run: str, metrics: str | None, once: bool, every: float) -> int:
     if once:
         report = _once(watched)
     elif console.is_terminal:
-        report = _live(watched, every, console)
+        from rich.live import Live
+
+        from zerokit.report.live import live_view
+
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                report, alarms = watched.look()
+                if watched.is_over(report):
+                    live.transient = True  # the whole of it is left on the terminal
+                    break
+                live.update(live_view(report, alarms, console, watched.folder), refresh=True)
+                time.sleep(every)
+        _print(watched, report, alarms, console)
     else:
         report = _lines(watched, every)
     return report.exit_code if report.outcome != "running" else 0
-
-
-def _live(watched: WatchedRun, every: float, console: Console) -> RunReport:
-    from rich.live import Live
-
-    from zerokit.report.live import live_view
-
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            report, alarms = watched.look()
-            if watched.is_over(report):
-                live.transient = True  # the whole of it is left on the terminal
-                break
-            live.update(live_view(report, alarms, console, watched.folder), refresh=True)
-            time.sleep(every)
-    _print(watched, report, alarms, console)
-    return report
 
 
 def _lines(watched: WatchedRun, every: float) -> RunReport:

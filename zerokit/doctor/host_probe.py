@@ -72,7 +72,12 @@ class HostProbe:
         seconds = {}
         with _own_linear():
             for name, (do, repeats) in self._work.items():
-                took = _issue(do, repeats)
+                # seconds of the host for one; short enough for the launch queue of a GPU that is idle or
+                # nearly so
+                started = time.perf_counter()
+                for _ in range(repeats):
+                    do()
+                took = (time.perf_counter() - started) / repeats
                 seconds[name] = took / (_CHAIN if name == "linear_backward" else 1)
         return seconds
 
@@ -89,14 +94,6 @@ def _own_linear() -> Iterator[None]:
         yield
     finally:
         functional.linear = found
-
-
-def _issue(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the host for one; short enough for the launch queue of a GPU that is idle or nearly so."""
-    started = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    return (time.perf_counter() - started) / repeats
 
 
 def _operators(device: torch.device) -> dict[str, Work]:

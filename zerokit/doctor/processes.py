@@ -65,7 +65,15 @@ def run_all(
                 )  # fmt: skip
         _wait(folder, processes, limit_seconds, overdue)
     finally:
-        _end(processes)
+        # end those that still run: asked first, since one that compiles an operator holds a lock on it
+        running = [process for process in processes if process.poll() is None]
+        for process in running:
+            process.terminate()
+        _wait_for_all(running, _SECONDS_TO_END)
+        for process in running:  # what it started is in its group, too
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        _wait_for_all(running, _SECONDS_TO_END)
 
 
 def _wait(
@@ -95,18 +103,6 @@ def _last_words(folder: Path, rank: int) -> str:
     text = (folder / f"rank-{rank}.log").read_bytes()[-4000:].decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End those that still run: asked first, since one that compiles an operator holds a lock on it."""
-    running = [process for process in processes if process.poll() is None]
-    for process in running:
-        process.terminate()
-    _wait_for_all(running, _SECONDS_TO_END)
-    for process in running:  # what it started is in its group, too
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    _wait_for_all(running, _SECONDS_TO_END)
 
 
 def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

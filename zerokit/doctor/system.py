@@ -22,13 +22,30 @@ _BUSY_GPU_BYTES = GIB
 
 def findings(around: Surroundings) -> list[DoctorFinding]:
     """Everything about the machine itself."""
+    temporary = Path(around.environment.get("TMPDIR") or around.root / "tmp")
+    cache = Path(around.environment.get("HF_HOME") or around.environment.get("XDG_CACHE_HOME") or around.home)
+    result, devices = [], set()
+    for purpose, path in (("this folder", around.cwd), ("temporary files", temporary), ("caches", cache)):
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        try:
+            device, free = path.stat().st_dev, shutil.disk_usage(path).free
+        except OSError as error:
+            result.append(warning("disk.space", f"{purpose} ({path}): {error.strerror}", "make it readable"))
+            continue
+        if device not in devices:
+            devices.add(device)
+            state = warning if free < _FULL_DISK_BYTES else note if free < _LOW_DISK_BYTES else ok
+            fix = "make room: a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
+            told = f"{path} ({purpose}) has {format_gib(free)} free"
+            result.append(state("disk.space", told, None if state is ok else fix))
     return [
         *_gpus(around),
         *_host(around),
         _shared_memory(around),
         _locked_memory(around),
         _open_files(),
-        *_disks(around),
+        *result,
         _port(),
     ]
 
@@ -132,27 +149,6 @@ def _open_files() -> DoctorFinding:
         limit = f"at most {soft} open files: many ranks with data loader workers may need more"
         return note(check, limit, f"ulimit -n {hard if hard > 0 else 65536}")
     return ok(check, "open files: " + ("unlimited" if soft == resource.RLIM_INFINITY else f"up to {soft}"))
-
-
-def _disks(around: Surroundings) -> list[DoctorFinding]:
-    temporary = Path(around.environment.get("TMPDIR") or around.root / "tmp")
-    cache = Path(around.environment.get("HF_HOME") or around.environment.get("XDG_CACHE_HOME") or around.home)
-    result, devices = [], set()
-    for purpose, path in (("this folder", around.cwd), ("temporary files", temporary), ("caches", cache)):
-        while not path.exists() and path != path.parent:
-            path = path.parent
-        try:
-            device, free = path.stat().st_dev, shutil.disk_usage(path).free
-        except OSError as error:
-            result.append(warning("disk.space", f"{purpose} ({path}): {error.strerror}", "make it readable"))
-            continue
-        if device not in devices:
-            devices.add(device)
-            state = warning if free < _FULL_DISK_BYTES else note if free < _LOW_DISK_BYTES else ok
-            fix = "make room: a checkpoint takes about 14 bytes a parameter (98 GB for 7B)"
-            told = f"{path} ({purpose}) has {format_gib(free)} free"
-            result.append(state("disk.space", told, None if state is ok else fix))
-    return result
 
 
 def _port() -> DoctorFinding:

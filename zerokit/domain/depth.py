@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from zerokit.domain.activations import ActivationTrace, Run
@@ -27,7 +27,12 @@ def at_depth(profile: ModelProfile, layers: int) -> ModelProfile | None:
     if len(stacks) != 1 or layers >= count:
         return None
     inside = re.compile(rf"(?:{re.escape(_ADAPTED)})?{re.escape(stacks.pop())}\.(\d+)\.(.*)")
-    if not _are_alike(profile.parameters, inside, count):
+    by_layer: Mapping[int, list[object]] = {number: [] for number in range(count)}
+    for layer, name, parameter in _by_layer(profile.parameters, inside):
+        if layer is not None:
+            by_layer[layer].append(replace(parameter, name=name))
+    first = by_layer[0]
+    if not (bool(first) and all(layer == first for layer in by_layer.values())):
         return None
     return replace(
         profile,
@@ -67,15 +72,6 @@ def _by_layer(
     for parameter in parameters:
         found = inside.fullmatch(parameter.name)
         yield (int(found[1]), found[2], parameter) if found else (None, parameter.name, parameter)
-
-
-def _are_alike(parameters: Sequence[Parameter], inside: re.Pattern[str], count: int) -> bool:
-    by_layer: Mapping[int, list[object]] = {number: [] for number in range(count)}
-    for layer, name, parameter in _by_layer(parameters, inside):
-        if layer is not None:
-            by_layer[layer].append(replace(parameter, name=name))
-    first = by_layer[0]
-    return bool(first) and all(layer == first for layer in by_layer.values())
 
 
 def _first(parameters: Iterable[Parameter], inside: re.Pattern[str], layers: int) -> tuple[Parameter, ...]:

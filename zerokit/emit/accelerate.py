@@ -32,7 +32,22 @@ def accelerate_config(
         # accelerate/utils/launch.py exports no nvme_path, and the plugin then takes the text "none"
         raise InputError("NVMe offload can only be given to Accelerate in a DeepSpeed JSON")
     mixed = None if ds_config_path is not None else {"fp32": "no"}.get(settings.precision, settings.precision)
-    block = _deepspeed_block(strategy, nodes, ds_config_path)
+    zero = deepspeed(strategy.settings).zero
+    block: dict[str, Any] = {}
+    if ds_config_path is not None:
+        block["deepspeed_config_file"] = ds_config_path
+    else:
+        block["gradient_accumulation_steps"] = strategy.settings.gradient_accumulation
+        if strategy.settings.gradient_clipping > 0:
+            block["gradient_clipping"] = strategy.settings.gradient_clipping
+        block["zero_stage"] = zero.stage
+        block["offload_optimizer_device"] = zero.offload_optimizer.device
+        block["offload_param_device"] = zero.offload_param.device
+        block["zero3_save_16bit_model"] = zero.gather_16bit_weights_on_model_save
+    if nodes > 1:
+        # one torchrun per node; the other launchers go through pdsh or mpirun from one node
+        block["deepspeed_multinode_launcher"] = "standard"
+    block["zero3_init_flag"] = zero.stage == 3
     config = plain_config(strategy, nodes, "DEEPSPEED", mixed, deepspeed_config=block)
     if strategy.sequence_parallel > 1:
         config["parallelism_config"] = _parallelism_block(strategy, attention)
@@ -70,26 +85,6 @@ def _product(strategy: Strategy) -> str:
     names = ("data", "tensor", "sequence")
     degrees = ((getattr(strategy, f"{name}_parallel"), name) for name in names)
     return " × ".join(f"{degree} {name} parallel" for degree, name in degrees if degree > 1) or "1"
-
-
-def _deepspeed_block(strategy: Strategy, nodes: int, ds_config_path: str | None) -> dict[str, Any]:
-    zero = deepspeed(strategy.settings).zero
-    block: dict[str, Any] = {}
-    if ds_config_path is not None:
-        block["deepspeed_config_file"] = ds_config_path
-    else:
-        block["gradient_accumulation_steps"] = strategy.settings.gradient_accumulation
-        if strategy.settings.gradient_clipping > 0:
-            block["gradient_clipping"] = strategy.settings.gradient_clipping
-        block["zero_stage"] = zero.stage
-        block["offload_optimizer_device"] = zero.offload_optimizer.device
-        block["offload_param_device"] = zero.offload_param.device
-        block["zero3_save_16bit_model"] = zero.gather_16bit_weights_on_model_save
-    if nodes > 1:
-        # one torchrun per node; the other launchers go through pdsh or mpirun from one node
-        block["deepspeed_multinode_launcher"] = "standard"
-    block["zero3_init_flag"] = zero.stage == 3
-    return block
 
 
 def _parallelism_block(strategy: Strategy, attention: str) -> dict[str, Any]:

@@ -112,19 +112,20 @@ class SavedWeights:
             finally:
                 self._inside.call = None
             with contextlib.suppress(Exception):
-                self._held_to_model(this, files)
+                has_adapters = hasattr(this, "peft_config")
+                sizes = [
+                    parameter.ds_numel
+                    for parameter in this.parameters()
+                    if hasattr(parameter, "ds_numel") and (parameter.requires_grad or not has_adapters)
+                ]
+                saved, whole = sum(size for _, size in files), sum(sizes)
+                if (
+                    files
+                    and not any(path in self._bad for path, _ in files)
+                    and saved < _FEWEST_ELEMENTS * whole
+                ):
+                    self._note(files[0][0], {"elements": saved, "of": whole})
             return result
-
-    def _held_to_model(self, model: Any, files: list[tuple[str, int]]) -> None:
-        has_adapters = hasattr(model, "peft_config")
-        sizes = [
-            parameter.ds_numel
-            for parameter in model.parameters()
-            if hasattr(parameter, "ds_numel") and (parameter.requires_grad or not has_adapters)
-        ]
-        saved, whole = sum(size for _, size in files), sum(sizes)
-        if files and not any(path in self._bad for path, _ in files) and saved < _FEWEST_ELEMENTS * whole:
-            self._note(files[0][0], {"elements": saved, "of": whole})
 
 
 def _tail(name: str) -> str:

@@ -213,12 +213,6 @@ class _Session:
     def run(self) -> LaunchResult:
         """The run, its retries with smaller plans, and its restarts."""
         first = self._attempt(self.options)
-        last = self._retry_smaller(first)
-        if last is first and last.report.outcome not in ("ok", "oom"):
-            last = self._restart(first)
-        return LaunchResult(run_dir=first.launch.run_dir, report=first.report, exit_code=last.exit_code)
-
-    def _retry_smaller(self, first: Attempt) -> Attempt:
         last = first
         for number in range(1, self.retries + 1):
             if last.report.outcome != "oom" or last.told_to_end:
@@ -233,7 +227,9 @@ class _Session:
         else:
             if self.retries and last.report.outcome == "oom":
                 self.say(f"⟨retry_smaller⟩: out of memory again, after {self.retries} retries")
-        return last
+        if last is first and last.report.outcome not in ("ok", "oom"):
+            last = self._restart(first)
+        return LaunchResult(run_dir=first.launch.run_dir, report=first.report, exit_code=last.exit_code)
 
     def _restart(self, first: Attempt) -> Attempt:
         """Go on from the newest checkpoint, as often as allowed and as it is of use."""
@@ -337,18 +333,6 @@ class _Session:
         if self.host_speeds is not None:
             self.host_speeds.after(launch, report)
         self.listener.show(report, run_dir)
-        self._tell_end(ended, run_dir)
-        exit_code = ended.verdict.exit_code
-        if not_written is not None:
-            self.say(not_written.marked)
-            if not exit_code or ended.verdict.reports_missing:  # a full disk took the ranks' own reports too
-                exit_code = not_written.exit_code
-        return Attempt(
-            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.evidence.logs,
-            told_to_end=interruptions.told_to_end,
-        )  # fmt: skip
-
-    def _tell_end(self, ended: Ended, run_dir: Path) -> None:
         from zerokit.launcher.locks import stale_lock_warnings
 
         if ended.dropped_bytes:
@@ -364,6 +348,15 @@ class _Session:
         self.say(f"run folder: {run_dir}")
         for line in stale_lock_warnings():
             self.say(line)
+        exit_code = ended.verdict.exit_code
+        if not_written is not None:
+            self.say(not_written.marked)
+            if not exit_code or ended.verdict.reports_missing:  # a full disk took the ranks' own reports too
+                exit_code = not_written.exit_code
+        return Attempt(
+            launch=launch, report=report, exit_code=exit_code, next=following, logs=ended.evidence.logs,
+            told_to_end=interruptions.told_to_end,
+        )  # fmt: skip
 
     def _explain_memory(
         self, launch: Launch, report: RunReport, interruptions: Interruptions

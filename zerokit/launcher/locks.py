@@ -139,7 +139,14 @@ def lock_run_folder(folder: Path, option: str) -> FileLock:
     if lock is None:
         raise InputError(f"⟨run_dir⟩ {option}: {_holder(path)}")
     if lock.fd is not None:
-        _sign(lock.fd)
+        # say who holds the lock, for the message of those who do not get it
+        command = " ".join(Secrets(os.environ, sys.argv).argv(sys.argv))[:200]
+        text = json.dumps(
+            {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time(), "command": command}
+        )
+        with suppress(OSError):  # a full disk: then it is a lock without a name
+            os.ftruncate(lock.fd, 0)
+            os.pwrite(lock.fd, text.encode(), 0)
     return lock
 
 
@@ -168,17 +175,6 @@ def _elsewhere(folder: Path) -> Path:
         )
     status = folder.stat()
     return private / f"{status.st_dev:x}-{status.st_ino:x}.lock"
-
-
-def _sign(fd: int) -> None:
-    """Say who holds the lock, for the message of those who do not get it."""
-    command = " ".join(Secrets(os.environ, sys.argv).argv(sys.argv))[:200]
-    text = json.dumps(
-        {"pid": os.getpid(), "host": socket.gethostname(), "began": time.time(), "command": command}
-    )
-    with suppress(OSError):  # a full disk: then it is a lock without a name
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, text.encode(), 0)
 
 
 def _holder(path: Path) -> str:

@@ -143,7 +143,13 @@ def _planned_values(
     command: PlannedCommand, options: ScriptOptions, config: Mapping[str, Any], *, on_cpu: bool
 ) -> PlannedValues:
     if command.plan.engine == "fsdp2":
-        return _planned_of_fsdp2(command.plan, on_cpu=on_cpu)
+        # accelerate casts for forward where its file says so
+        strategy = command.plan.strategy()
+        values = PlannedValues.of(
+            strategy, liger_loss=command.plan.request.get("loss") == "liger" and not on_cpu
+        )
+        precision = {"no": "fp32"}.get(name := str(accelerate_config(strategy, 1)["mixed_precision"]), name)
+        return replace(values, precision=precision, on_cpu=on_cpu)
     chosen, request, clipping = command.plan.chosen, command.plan.request, config.get("gradient_clipping")
     # a plan that was made with the script has the script's own loss
     to_fuse = request.get("loss") == "liger" and "rehearsed" not in chosen and not on_cpu
@@ -158,14 +164,6 @@ def _planned_values(
         liger_loss=to_fuse and options.style == "trainer" and not is_of_trl,
         on_cpu=on_cpu,
     )
-
-
-def _planned_of_fsdp2(plan: PlanFile, *, on_cpu: bool) -> PlannedValues:
-    """Accelerate casts for forward where its file says so."""
-    strategy = plan.strategy()
-    values = PlannedValues.of(strategy, liger_loss=plan.request.get("loss") == "liger" and not on_cpu)
-    precision = {"no": "fp32"}.get(name := str(accelerate_config(strategy, 1)["mixed_precision"]), name)
-    return replace(values, precision=precision, on_cpu=on_cpu)
 
 
 def made_by_script(request: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:

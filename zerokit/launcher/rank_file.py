@@ -445,24 +445,21 @@ class RankEvents:
     def _append(self, at: float, kind: str, times: int) -> None:
         self.events.append(Event(round(float(at), 1), kind, times))
         if len(self.events) > _MOST_EVENTS:
-            self._merge()
-
-    def _merge(self) -> None:
-        """Join neighbours of the commonest kind in pairs, each at the time of its first."""
-        kinds = [event.kind for event in self.events]
-        commonest = max(set(kinds), key=kinds.count)
-        kept: list[Event] = []
-        first: int | None = None  # of a pair, among those kept
-        for event in self.events:
-            if event.kind != commonest:
-                kept.append(event)
-            elif first is None:
-                first = len(kept)
-                kept.append(event)
-            else:
-                kept[first] = kept[first]._replace(times=kept[first].times + event.times)
-                first = None
-        self.events = kept
+            # join neighbours of the commonest kind in pairs, each at the time of its first
+            kinds = [event.kind for event in self.events]
+            commonest = max(set(kinds), key=kinds.count)
+            kept: list[Event] = []
+            first: int | None = None  # of a pair, among those kept
+            for event in self.events:
+                if event.kind != commonest:
+                    kept.append(event)
+                elif first is None:
+                    first = len(kept)
+                    kept.append(event)
+                else:
+                    kept[first] = kept[first]._replace(times=kept[first].times + event.times)
+                    first = None
+            self.events = kept
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -131,11 +131,12 @@ class _Check(NamedTuple):
         some = " or ".join(map(str, key.choices[:_MOST_OTHERS]))
         takes = (f"{some} or others" if len(key.choices) > _MOST_OTHERS else some) or kinds
         refuses = f"{self.trainer.title} refuses it"
+        bounds = {"of at least": key.least, "above": key.above, "of at most": key.most, "below": key.below}
         return {
             "kind": kinds,
             "effect": refuses if self.reader.refuses_values else f"{self.trainer.title} reads {takes}",
             "fix": f"did you mean {guess}?" if guess else f"use {takes}",
-            "bound": _bound(key),
+            "bound": " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None),
         }
 
     def _unknown(self, name: str, value: Mapping[Any, Any], known: Mapping[str, Key], at: Path) -> Finding:
@@ -220,7 +221,14 @@ def _is(kind: str, value: object, name: str) -> bool:
     if kind in ("integer", "number"):
         if isinstance(value, bool):
             return name == "axolotl"
-        return _number(value, whole=kind == "integer")
+        whole = kind == "integer"
+        if not isinstance(value, (int, float, str)):
+            return False
+        try:
+            number = float(value)
+        except ValueError:
+            return False
+        return not whole or number == number // 1
     if kind == "boolean":
         return isinstance(value, bool) or str(value).lower() in _TRUTH or value in (0.0, 1.0)
     if kind == "list":
@@ -235,16 +243,6 @@ def _is(kind: str, value: object, name: str) -> bool:
     if name == "axolotl":
         return isinstance(value, str)
     return name == "swift" or not isinstance(value, dict)  # which writes it as JSON
-
-
-def _number(value: object, *, whole: bool) -> bool:
-    if not isinstance(value, (int, float, str)):
-        return False
-    try:
-        number = float(value)
-    except ValueError:
-        return False
-    return not whole or number == number // 1
 
 
 def _is_choice(value: object, choices: tuple[Any, ...]) -> bool:
@@ -267,11 +265,6 @@ def _within(key: Key, value: object) -> bool:
         or (key.most is not None and value > key.most)
         or (key.below is not None and value >= key.below)
     )
-
-
-def _bound(key: Key) -> str:
-    bounds = {"of at least": key.least, "above": key.above, "of at most": key.most, "below": key.below}
-    return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
 
 
 _FILLED: Mapping[str, tuple[str, ...]] = {

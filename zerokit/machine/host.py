@@ -28,7 +28,13 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
     """Look at this host; ``root`` stands for ``/`` (tests lay out another)."""
     total, available = _meminfo(root)
     groups = _groups(root)
-    ram, ram_reason = _ram(total, _memory_limit(groups))
+    limits = []
+    for folder in groups:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name).strip()
+            if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
+                limits.append(int(text))
+    ram, ram_reason = _ram(total, min(limits, default=None))
     cores, cores_reason = _cores(_cpu_limit(groups))
     if available is not None and ram is not None:
         available = min(available, ram)
@@ -96,16 +102,6 @@ def _groups(root: Path) -> list[Path]:
         for base in bases:
             folders += [base / relative, *((base / parent) for parent in relative.parents)]
     return folders or [root / "sys/fs/cgroup"]
-
-
-def _memory_limit(groups: list[Path]) -> int | None:
-    limits = []
-    for folder in groups:
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name).strip()
-            if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
-                limits.append(int(text))
-    return min(limits, default=None)
 
 
 def _cpu_limit(groups: list[Path]) -> float | None:

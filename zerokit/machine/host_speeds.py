@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from zerokit.files import write_whole
 from zerokit.machine import measured
@@ -69,7 +68,19 @@ def load(at: Path | None = None) -> Kept:
     """What was kept on this machine. A damaged or foreign file holds nothing: readings are cheap."""
     at = at or path()
     try:
-        return _from_dict(json.loads(at.read_text(encoding="utf-8")))
+        body = json.loads(at.read_text(encoding="utf-8"))
+        if body["schema"] != SCHEMA:
+            raise ValueError("another schema")
+        readings = tuple(Reading(**values) for values in body["readings"])
+        for reading in readings:
+            texts = (reading.device_name, reading.torch_version, reading.source, reading.measured_at)
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("not a text")
+            for number in (reading.factor, reading.low, reading.high):
+                if isinstance(number, bool) or not (math.isfinite(number) and number > 0):
+                    raise ValueError("not a positive number")
+        failure = body["failure"]
+        return Kept(readings=readings, failure=Failure(**failure) if failure else None)
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return Kept()
 
@@ -106,18 +117,3 @@ def together(readings: Sequence[Reading], where: str) -> HostSpeed | None:
         high=max(reading.high for reading in newest),
         source=f"{count}, the last at {newest[-1].measured_at}: {newest[-1].source} ({where})",
     )
-
-
-def _from_dict(body: Any) -> Kept:
-    if body["schema"] != SCHEMA:
-        raise ValueError("another schema")
-    readings = tuple(Reading(**values) for values in body["readings"])
-    for reading in readings:
-        texts = (reading.device_name, reading.torch_version, reading.source, reading.measured_at)
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("not a text")
-        for number in (reading.factor, reading.low, reading.high):
-            if isinstance(number, bool) or not (math.isfinite(number) and number > 0):
-                raise ValueError("not a positive number")
-    failure = body["failure"]
-    return Kept(readings=readings, failure=Failure(**failure) if failure else None)

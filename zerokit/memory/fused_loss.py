@@ -291,7 +291,14 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     assert marks is not None
     loss = fused_loss(model.loss, size)
     base = timeline.forward.levels[marks.forward] - size.hidden_bytes
-    forward = _forward(timeline.forward, marks.forward, base, loss, size)
+    # from the head on: the loss at once, then what it keeps, with the hidden states until the end
+    more = len(timeline.forward.levels) - marks.forward - 2
+    held_bytes = base + loss.kept + size.hidden_bytes
+    forward = Pass(
+        peaks=(*timeline.forward.peaks[: marks.forward + 1], base + loss.forward, *[held_bytes] * more),
+        levels=_ended(timeline.forward.levels, marks.forward, [held_bytes] * more, base + loss.kept),
+        afters=_ended(timeline.forward.afters, marks.forward, [held_bytes] * more, base + loss.kept),
+    )
     if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
         made = size.hidden_bytes + size.gradient_bytes
         base = min(base, timeline.backward.levels[marks.backward + 1] - made)
@@ -331,17 +338,6 @@ def _added_in_place(traced: Pass, mark: int, size: LossSize) -> Pass:
     (``accumulate``, torch/csrc/autograd/input_buffer.cpp, 2.13)."""
     most = min(traced.peaks[mark], traced.afters[mark - 1] + size.gradient_bytes)
     return replace(traced, peaks=(*traced.peaks[:mark], most, *traced.peaks[mark + 1 :]))
-
-
-def _forward(traced: Pass, head: int, base: float, loss: LossBytes, size: LossSize) -> Pass:
-    """From the head on: the loss at once, then what it keeps, with the hidden states until the end."""
-    more = len(traced.levels) - head - 2
-    held_bytes = base + loss.kept + size.hidden_bytes
-    return Pass(
-        peaks=(*traced.peaks[: head + 1], base + loss.forward, *[held_bytes] * more),
-        levels=_ended(traced.levels, head, [held_bytes] * more, base + loss.kept),
-        afters=_ended(traced.afters, head, [held_bytes] * more, base + loss.kept),
-    )
 
 
 def _ended(traced: Sequence[float], head: int, held: list[float], last: float) -> tuple[float, ...]:

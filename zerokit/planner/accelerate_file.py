@@ -65,7 +65,23 @@ def read_accelerate_file(
                 else from_arguments(whole_arguments(value, path))
             )
             filled = _filled(options, {**says.batch, "gpus": says.processes, "nodes": says.nodes})
-            _refuse_beside(options, says)
+            for option in OPTIONS:
+                if option.group == "Strategy" and option.name not in _READ and is_given(options, option.name):
+                    raise InputError(f"⟨{option.name}⟩: FSDP2 does not read it; leave it out")
+            if says.checkpointing and options.get("checkpointing") not in (None, "auto", "full"):
+                raise InputError(
+                    f"⟨checkpointing⟩ {options['checkpointing']}: the file decides it: set "
+                    "fsdp_activation_checkpointing (true now) in it, or leave out ⟨checkpointing⟩"
+                )
+            if says.names_precision and options.get("precision") not in (
+                None,
+                "auto",
+                says.settings.precision,
+            ):
+                raise InputError(
+                    f"⟨precision⟩ {options['precision']}: the file decides it: set mixed_precision "
+                    f"({says.settings.precision} now) in it, or leave out ⟨precision⟩"
+                )
             if not filled.get("gpus"):
                 raise InputError("does not say on how many ranks it runs; give ⟨gpus⟩ N")
             return Fsdp2File(path=path, says=says, ignored=ignored), filled
@@ -129,22 +145,6 @@ def _filled(options: Mapping[str, Any], says: Mapping[str, int | None]) -> dict[
     if options.get("gpus") or options.get("device") == "cpu":
         taken.pop("nodes", None)
     return {**options, **taken}
-
-
-def _refuse_beside(options: Mapping[str, Any], says: Fsdp2Config) -> None:
-    for option in OPTIONS:
-        if option.group == "Strategy" and option.name not in _READ and is_given(options, option.name):
-            raise InputError(f"⟨{option.name}⟩: FSDP2 does not read it; leave it out")
-    if says.checkpointing and options.get("checkpointing") not in (None, "auto", "full"):
-        raise InputError(
-            f"⟨checkpointing⟩ {options['checkpointing']}: the file decides it: set "
-            "fsdp_activation_checkpointing (true now) in it, or leave out ⟨checkpointing⟩"
-        )
-    if says.names_precision and options.get("precision") not in (None, "auto", says.settings.precision):
-        raise InputError(
-            f"⟨precision⟩ {options['precision']}: the file decides it: set mixed_precision "
-            f"({says.settings.precision} now) in it, or leave out ⟨precision⟩"
-        )
 
 
 def plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from zerokit.machine.measured import Measured
 from zerokit.search.plan import time_model
 from zerokit.search.space import Request
 from zerokit.timing.constants import Calibration
-from zerokit.timing.host_speed import HostSpeed
 from zerokit.units import counted
 from zerokit.values import replace
 
@@ -48,24 +47,8 @@ def rates(gpu_titles: tuple[str, ...]) -> tuple[Calibration | None, str | None]:
         note = f"rates of {stored.device_name} were measured here, and are not used for another GPU"
         stored = None
     calibration = of_measured(stored, reason) if stored is not None else None
-    speed = _by_launches(gpu_titles, stored)
-    if speed is None:
-        return calibration, note
-    note = "; ".join(filter(None, (note, f"host speed {speed.factor:.2f}: {speed.source}")))
-    return replace(
-        calibration or Calibration(source=speed.source),
-        host_factor=speed.factor, host_factor_low=speed.low, host_factor_high=speed.high,
-        host_source=speed.source,
-    ), note  # fmt: skip
-
-
-def _by_launches(gpu_titles: tuple[str, ...], stored: Measured | None) -> HostSpeed | None:
-    """The host's speed by what launches told of it since the doctor measured it, the doctor's figure among
-    them; None: there was no launch since.
-
-    Args:
-        stored: what the doctor measured with this GPU.
-    """
+    # the host's speed by what launches told of it since the doctor measured it, the doctor's figure among
+    # them; None: there was no launch since
     from zerokit.machine import host_speeds
 
     since = stored.measured_at if stored is not None and stored.host_factor is not None else ""
@@ -82,7 +65,15 @@ def _by_launches(gpu_titles: tuple[str, ...], stored: Measured | None) -> HostSp
             source="`zerokit doctor --measure`", measured_at=since,
         )  # fmt: skip
         readings.insert(0, by_doctor)
-    return host_speeds.together(readings, str(host_speeds.path()))
+    speed = host_speeds.together(readings, str(host_speeds.path()))
+    if speed is None:
+        return calibration, note
+    note = "; ".join(filter(None, (note, f"host speed {speed.factor:.2f}: {speed.source}")))
+    return replace(
+        calibration or Calibration(source=speed.source),
+        host_factor=speed.factor, host_factor_low=speed.low, host_factor_high=speed.high,
+        host_source=speed.source,
+    ), note  # fmt: skip
 
 
 def of_measured(stored: Measured, source: str) -> Calibration:

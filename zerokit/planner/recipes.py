@@ -385,7 +385,22 @@ def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
     with temporary_folder("recipe") as folder:
         chosen = planner.plan(recipe.options(), top=1, out=folder).chosen.to_dict()
     if write:
-        _write_expectation(recipe, chosen)
+        # put the planned strategy and figures below the request, which stays as its author wrote it
+        document = load_yaml(recipe.path)
+        if "schema" in document.value:
+            raise InputError("is a plan, which holds its prediction already; --write is for recipes")
+        head = document.text
+        if "expect" in document.value:
+            if list(document.value)[-1] != "expect":
+                raise document.error(("expect",), "expect must be the last key, for --write to replace it")
+            line = document.keys[("expect",)].line
+            head = "".join(document.text.splitlines(keepends=True)[: line - 1])
+        head = head.rstrip() + "\n"
+        expect = {
+            "strategy": {key: chosen[key] for key in EXPECTED_STRATEGY if key in chosen},
+            "prediction": prediction_of(chosen),
+        }
+        write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
         return []
     if not recipe.expect:
         raise InputError("has no expect block; `zerokit recipes check --write` fills it")
@@ -401,25 +416,6 @@ def check_recipes(names: Iterable[str], *, write: bool = False) -> dict[str, lis
         except ZerokitError as error:
             problems[name] = [as_options(error.marked)]
     return problems
-
-
-def _write_expectation(recipe: Recipe, chosen: Mapping[str, Any]) -> None:
-    """Put the planned strategy and figures below the request, which stays as its author wrote it."""
-    document = load_yaml(recipe.path)
-    if "schema" in document.value:
-        raise InputError("is a plan, which holds its prediction already; --write is for recipes")
-    head = document.text
-    if "expect" in document.value:
-        if list(document.value)[-1] != "expect":
-            raise document.error(("expect",), "expect must be the last key, for --write to replace it")
-        line = document.keys[("expect",)].line
-        head = "".join(document.text.splitlines(keepends=True)[: line - 1])
-    head = head.rstrip() + "\n"
-    expect = {
-        "strategy": {key: chosen[key] for key in EXPECTED_STRATEGY if key in chosen},
-        "prediction": prediction_of(chosen),
-    }
-    write_whole(recipe.path, f"{head}\n{dump_yaml({'expect': expect})}", through_links=True)
 
 
 @frozen_dataclass

@@ -34,13 +34,6 @@ on how often Python's functions are entered, which an update of a library change
 _MOST_PARTS = 5
 
 
-def _share(text: str) -> float:
-    found = _SHARE.fullmatch(text)
-    if found is None:
-        raise InputError(f"⟨max_growth⟩ {text}: give a share of the baseline's figure, such as 2%")
-    return float(found.group(1)) / 100
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """An earlier rehearsal in a file, as ``--json`` prints it.
@@ -58,7 +51,10 @@ class Baseline:
     def read(cls, path: Path, max_growth: str) -> Baseline:
         """Read a baseline's file, or learn that there is none; ``max_growth``: such as ``2%``. Raises
         InputError: a share that is none; a file that is no complete rehearsal."""
-        share = _share(max_growth)
+        found = _SHARE.fullmatch(max_growth)
+        if found is None:
+            raise InputError(f"⟨max_growth⟩ {max_growth}: give a share of the baseline's figure, such as 2%")
+        share = float(found.group(1)) / 100
         if not path.exists():
             return cls(path=path, max_growth=share, before=None)
         try:

@@ -147,7 +147,16 @@ class LaunchRehearsals:
         gpu, why = _gpu(launch)
         if gpu is None:
             return PredictedAgain(why_not=f"the command was not rehearsed: {why}")
-        command: str | None = _command(launch, gpu, predicted.rank)
+        # what the user types to rehearse it
+        target, options = _off_cpu(launch), launch.options
+        words = ["--plan", str(options.plan), "--gpu", gpu.name, "--rank", str(predicted.rank)]
+        words += ["--gpus", str(launch.expected_ranks)]
+        flags = (("--no-arguments", options.no_arguments), ("--accept-mismatch", options.accept_mismatch))
+        words += [name for name, is_given in flags if is_given]
+        words += [target.script] if target.script is not None else ["-m", str(target.module)]
+        command: str | None = command_text(
+            "rehearse", *Secrets(os.environ, target.arguments).argv([*words, *target.arguments])
+        )
         if not self.seconds:
             why_not: str | None = as_options("the command was not rehearsed: ⟨rehearsal_seconds⟩ is 0")
             return PredictedAgain(why_not=why_not, command=command)
@@ -260,17 +269,6 @@ def _off_cpu(launch: Launch) -> Target:
             arguments.append(word)
         after_switch = word in switches
     return replace(target, arguments=tuple(arguments))
-
-
-def _command(launch: Launch, gpu: Gpu, rank: int) -> str:
-    """What the user types to rehearse it."""
-    target, options = _off_cpu(launch), launch.options
-    words = ["--plan", str(options.plan), "--gpu", gpu.name, "--rank", str(rank)]
-    words += ["--gpus", str(launch.expected_ranks)]
-    flags = (("--no-arguments", options.no_arguments), ("--accept-mismatch", options.accept_mismatch))
-    words += [name for name, is_given in flags if is_given]
-    words += [target.script] if target.script is not None else ["-m", str(target.module)]
-    return command_text("rehearse", *Secrets(os.environ, target.arguments).argv([*words, *target.arguments]))
 
 
 def _why_stopped(done: Rehearsal) -> str | None:

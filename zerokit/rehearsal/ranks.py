@@ -151,7 +151,17 @@ class Senders:
                     replace(request, rank=rank, output=output, operators=None, limit_seconds=_left(deadline))
                 )
                 if not sender.complete:
-                    return _not_without(sender, done, request.rank, rank)
+                    # the answer for a rank whose sender could not be rehearsed to its end
+                    stop = sender.stopped or Stop(location="", operator="", reason="it did not end")
+                    reason = (
+                        f"rank {request.rank} works on what rank {rank} sends, which stopped: {stop.reason}"
+                    )
+                    so_far = done.so_far
+                    return replace(
+                        so_far,
+                        stopped=replace(stop, reason=reason),
+                        warnings=(*so_far.warnings, *sender.warnings),
+                    )
                 senders.append(rank)
 
 
@@ -179,16 +189,6 @@ def _deadline(request: RehearsalRequest) -> float | None:
 
 def _left(deadline: float | None) -> float | None:
     return max(0.0, deadline - time.monotonic()) if deadline is not None else None
-
-
-def _not_without(sender: Rehearsal, needs: NeedsRanks, rank: int, stopped_rank: int) -> Rehearsal:
-    """The answer for a rank whose sender could not be rehearsed to its end."""
-    stop = sender.stopped or Stop(location="", operator="", reason="it did not end")
-    reason = f"rank {rank} works on what rank {stopped_rank} sends, which stopped: {stop.reason}"
-    so_far = needs.so_far
-    return replace(
-        so_far, stopped=replace(stop, reason=reason), warnings=(*so_far.warnings, *sender.warnings)
-    )
 
 
 def _with_notes(done: Rehearsal, rank: int, senders: list[Rehearsal], unknown: set[int]) -> Rehearsal:
@@ -246,31 +246,26 @@ def rehearse_ranks(
 
     def anew(folder: Path) -> Rehearsal:
         with Zygote(request.target) as zygote:
-            return _each(request, ranks, Senders(folder, zygote, progress), progress)
+            senders = Senders(folder, zygote, progress)
+            first, *rest = ranks
+            done = _of(request, first, None, progress, senders)
+            answered = {done.ranks[0].rank}
+            for rank in rest:
+                # the number of ranks is known only now: the plan may have said it
+                number = int(done.gpus - 1 if rank == LAST else rank)
+                if number in answered:
+                    continue
+                answered.add(number)
+                another = senders.rehearsed.get(number)
+                if another is not None:  # another rank needed it, and counted its time
+                    another = replace(another, seconds=0.0, cpu_seconds=0.0)
+                else:
+                    waits = done.step is not None and bool(done.step.missing)
+                    another = _of(replace(request, step_time=waits), number, done.gpus, progress, senders)
+                done = _both(done, another)
+            return with_missing(done)
 
     return kept.answer(request, ranks, progress, anew)
-
-
-def _each(
-    request: RehearsalRequest, ranks: tuple[int | str, ...], senders: Senders, progress: Progress | None
-) -> Rehearsal:
-    first, *rest = ranks
-    done = _of(request, first, None, progress, senders)
-    answered = {done.ranks[0].rank}
-    for rank in rest:
-        # the number of ranks is known only now: the plan may have said it
-        number = int(done.gpus - 1 if rank == LAST else rank)
-        if number in answered:
-            continue
-        answered.add(number)
-        another = senders.rehearsed.get(number)
-        if another is not None:  # another rank needed it, and counted its time
-            another = replace(another, seconds=0.0, cpu_seconds=0.0)
-        else:
-            waits = done.step is not None and bool(done.step.missing)
-            another = _of(replace(request, step_time=waits), number, done.gpus, progress, senders)
-        done = _both(done, another)
-    return with_missing(done)
 
 
 def _of(

@@ -88,14 +88,28 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
     engine = _engine(run)
     planned_model, ran_model = model_words(request, {}), _model(run, request)
     unlike = "" if ran_model.startswith(planned_model) else f"; the plan is for {planned_model}"
+    micro = batch_size(run) or chosen.get("micro_batch")
+    steps = engine.get("gradient_accumulation", chosen.get("gradient_accumulation"))
+    columns = engine.get("batch_columns")
+    length = f", last batch {columns} tokens long" if isinstance(columns, int) else ""
+    hosts = len({rank.host for rank in run.ranks})
+    on = counted(len(run.ranks), "rank")
+    hosts_text = f" on {hosts} hosts" if hosts > 1 else ""
+    planned = cluster.get("gpu")
     rows = [
         ("script", run.script or "unknown"),
         ("arguments", " ".join(context.command)),
         ("model", f"{ran_model}{unlike}"),
         ("method", str(request.get("method", ""))),
         ("strategy", _strategy(chosen, engine, max(len(run.ranks), run.expected_ranks or 0))),
-        ("batch", _batch(run, chosen, engine)),
-        ("hardware", _hardware(run, cluster)),
+        ("batch", (f"{micro} per GPU × {steps} accumulation{length}" if micro and steps else "")),
+        (
+            "hardware",
+            (
+                f"{on}{hosts_text}"
+                + (f", planned for {planned}" if planned else f", {run.device}" if run.device else "")
+            ),
+        ),
         ("started", _date(run.started_at)),
         ("zerokit", run.zerokit or ""),
         ("DeepSpeed", str(context.plan.get("deepspeed", ""))),
@@ -225,24 +239,6 @@ def batch_size(run: RunReport) -> int | None:
     """Sequences of a rank's largest micro-batch: as loaded, as fed, or as the engine was told."""
     names = ("loader_rows", "batch_rows", "micro_batch")
     return next((value for name in names if (value := engine_fact(run, name))), None)
-
-
-def _batch(run: RunReport, chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
-    micro = batch_size(run) or chosen.get("micro_batch")
-    steps = engine.get("gradient_accumulation", chosen.get("gradient_accumulation"))
-    columns = engine.get("batch_columns")
-    length = f", last batch {columns} tokens long" if isinstance(columns, int) else ""
-    return f"{micro} per GPU × {steps} accumulation{length}" if micro and steps else ""
-
-
-def _hardware(run: RunReport, cluster: Mapping[str, Any]) -> str:
-    hosts = len({rank.host for rank in run.ranks})
-    on = counted(len(run.ranks), "rank")
-    hosts_text = f" on {hosts} hosts" if hosts > 1 else ""
-    planned = cluster.get("gpu")
-    return f"{on}{hosts_text}" + (
-        f", planned for {planned}" if planned else f", {run.device}" if run.device else ""
-    )
 
 
 def made_at(seconds: float) -> str:

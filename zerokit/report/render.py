@@ -123,7 +123,15 @@ def _tables(run: RunReport, width: int) -> list[RenderableType]:
         if predicted.note and predicted.predicted_for is not None:
             tables.append(Text(predicted.note, style="dim"))
     elif any(rank.phases for rank in run.ranks):
-        tables += _phase_table(run)
+        worst = worst_rank(run.ranks, measured)
+        measure = "GPU memory allocated" if run.on_gpu else "host memory"
+        title = f"By phase: {measure}, rank {worst.rank} ({_why_not_compared(run)})"
+        table = new_table()
+        table.add_column("phase")
+        table.add_column("peak", justify="right")
+        for name in ordered_phases(worst.phases):
+            table.add_row(escape(name), size(worst.phases[name]))
+        tables += _titled(title, table)
     return tables
 
 
@@ -234,18 +242,6 @@ def _predicted_alone(run: RunReport) -> list[RenderableType]:
     why = ": a rehearsal runs one of several alike" if predicted.predicted_by == "rehearsal" else ""
     names = ", ".join(map(str, alone))
     return [Text(f"predicted for rank{'s' if len(alone) > 1 else ''} {names} alone{why}", style="dim")]
-
-
-def _phase_table(run: RunReport) -> list[RenderableType]:
-    worst = worst_rank(run.ranks, measured)
-    measure = "GPU memory allocated" if run.on_gpu else "host memory"
-    title = f"By phase: {measure}, rank {worst.rank} ({_why_not_compared(run)})"
-    table = new_table()
-    table.add_column("phase")
-    table.add_column("peak", justify="right")
-    for name in ordered_phases(worst.phases):
-        table.add_row(escape(name), size(worst.phases[name]))
-    return _titled(title, table)
 
 
 def _why_not_compared(run: RunReport) -> str:

@@ -52,10 +52,6 @@ def _loss_scale_limit(setup: Setup) -> bool | Mapping[str, Any]:
     return False
 
 
-def _both(setup: Setup) -> bool:
-    return setup.settings.precision == "bf16" and setup.get("fp16.enabled") is True
-
-
 def _offload_without_device(setup: Setup) -> bool | Mapping[str, Any]:
     for name in ("offload_optimizer", "offload_param"):
         block = setup.get(f"zero_optimization.{name}")
@@ -146,7 +142,7 @@ FILE_RULES: tuple[Rule, ...] = (
         key="fp16.enabled",
         message="fp16 and bf16 are both enabled: DeepSpeed refuses the file",
         fix="enable one of the two (bf16 on Ampere and newer)",
-        broken=_both,
+        broken=lambda setup: setup.settings.precision == "bf16" and setup.get("fp16.enabled") is True,
     ),
     Rule(
         id="bfloat16-beside-bf16",

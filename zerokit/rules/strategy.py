@@ -39,17 +39,6 @@ def autocast_with_precision(setup: Setup) -> dict[str, str] | None:
     return None if setup.settings.torch_autocast is None or precision == "fp32" else {"precision": precision}
 
 
-def _untested(setup: Setup) -> bool:
-    return (
-        setup.settings.zero.stage > 0
-        and setup.settings.optimizer is not None
-        and _is_known(setup)
-        and _kind(setup) not in ZERO_TESTED_OPTIMIZERS
-        and setup.raw is not None
-        and setup.get("zero_allow_untested_optimizer") is not True
-    )
-
-
 def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
     name, kind = setup.settings.optimizer, _kind(setup)
     if not kind or kind in ONE_BIT_OPTIMIZERS or _is_known(setup):
@@ -89,10 +78,6 @@ def _accumulation_dtype_at_stage_0(setup: Setup) -> bool | Mapping[str, Any]:
     if settings.zero.stage != 0 or dtype is None or dtype == settings.precision:
         return False
     return {"dtype": dtype, "precision": settings.precision}
-
-
-def _pipeline_stage(setup: Setup) -> bool:
-    return setup.pipeline_parallel > 1 and setup.settings.zero.stage >= 2
 
 
 def _indivisible_world(setup: Setup) -> bool | Mapping[str, Any]:
@@ -334,7 +319,14 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="optimizer.type",
         message="ZeRO refuses an optimizer that is not on its list",
         fix='add "zero_allow_untested_optimizer": true',
-        broken=_untested,
+        broken=lambda setup: (
+            setup.settings.zero.stage > 0
+            and setup.settings.optimizer is not None
+            and _is_known(setup)
+            and _kind(setup) not in ZERO_TESTED_OPTIMIZERS
+            and setup.raw is not None
+            and setup.get("zero_allow_untested_optimizer") is not True
+        ),
     ),
     _rule(
         id="muon-reduce-scatter",
@@ -351,7 +343,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="zero_optimization.stage",
         message="pipeline parallelism cannot run with ZeRO stage 2 or 3: the engine fails to start",
         fix="use stage 1 or 0 with a pipeline",
-        broken=_pipeline_stage,
+        broken=lambda setup: setup.pipeline_parallel > 1 and setup.settings.zero.stage >= 2,
     ),
     _rule(
         id="degrees-divide-world",

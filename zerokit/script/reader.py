@@ -295,24 +295,23 @@ class _Reader(ast.NodeVisitor):
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 self.facts.fields.add(statement.target.id)
-                self._field_default(statement.target.id, statement.value)
+                value = statement.value
+                if isinstance(value, ast.Call):
+                    value = next((k.value for k in value.keywords if k.arg == "default"), None)
+                told = (
+                    {statement.target.id}
+                    & {*BATCH_KEYWORDS, *SETTINGS["seq_len"].in_scripts, *SETTINGS["model"].in_scripts}
+                    or "rank" in statement.target.id
+                    or getattr(value, "value", 0) is False
+                )
+                if told and isinstance(value, ast.Constant):
+                    self.facts.field_defaults[statement.target.id] = value.value
         self.facts.defined.add(node.name)
         bases = {ast.unparse(base) for base in node.bases}
         inherits = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
         added = {one for one in bases if inherits or one.endswith(("Parser", "Arguments"))}
         self.facts.adding_options |= added
         self.generic_visit(node)
-
-    def _field_default(self, name: str, value: ast.expr | None) -> None:
-        if isinstance(value, ast.Call):
-            value = next((k.value for k in value.keywords if k.arg == "default"), None)
-        told = (
-            {name} & {*BATCH_KEYWORDS, *SETTINGS["seq_len"].in_scripts, *SETTINGS["model"].in_scripts}
-            or "rank" in name
-            or getattr(value, "value", 0) is False
-        )
-        if told and isinstance(value, ast.Constant):
-            self.facts.field_defaults[name] = value.value
 
     def visit_Name(self, node: ast.Name) -> None:
         self.facts.mentions.add(node.id)

@@ -198,7 +198,12 @@ def _axolotl(says: Says) -> None:
         # utils/config/__init__.py:203
         says.take("precision", "bf16", "fp32")
     _take_attention(says)
-    _take_checkpointing(says)
+    value = says("gradient_checkpointing")
+    take_checkpointing(says, "gradient_checkpointing", bool(value))
+    if isinstance(value, str) and value.startswith("offload"):
+        says.leave_out("gradient_checkpointing", "what it keeps is counted on the GPU")
+    if says("activation_offloading"):
+        says.leave_out("activation_offloading", "what it keeps is counted on the GPU")
     _take_loss(says)
     if says("deepspeed"):
         says.engine["deepspeed"] = says("deepspeed")
@@ -227,15 +232,6 @@ def _take_attention(says: Says) -> None:
         else:
             says.leave_out(old, "counted as sdpa")
     says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
-
-
-def _take_checkpointing(says: Says) -> None:
-    value = says("gradient_checkpointing")
-    take_checkpointing(says, "gradient_checkpointing", bool(value))
-    if isinstance(value, str) and value.startswith("offload"):
-        says.leave_out("gradient_checkpointing", "what it keeps is counted on the GPU")
-    if says("activation_offloading"):
-        says.leave_out("activation_offloading", "what it keeps is counted on the GPU")
 
 
 def _take_loss(says: Says) -> None:

@@ -27,7 +27,10 @@ def _command_in(text: str) -> tuple[str, tuple[str, ...], dict[str, Any]] | None
     are written; nothing is run."""
     for line in _CONTINUED.sub(" ", text).splitlines():
         try:
-            words = _words(line)
+            # the words of a line, up to what a shell would do with the command's output or after it
+            lexer = shlex.shlex(_STREAM.sub(" ", line), posix=True, punctuation_chars=";<>|&")
+            lexer.whitespace_split = True
+            words = list(itertools.takewhile(lambda word: not _OPERATOR.fullmatch(word), lexer))
         except ValueError:  # a quotation over several lines
             continue
         while words and _ASSIGNED.fullmatch(words[0]):
@@ -36,13 +39,6 @@ def _command_in(text: str) -> tuple[str, tuple[str, ...], dict[str, Any]] | None
             if words[:1] == [kind.command[0]] and words[1:2] and words[1] in kind.subcommands:
                 return name, tuple(words), _by_name(words[2:])
     return None
-
-
-def _words(line: str) -> list[str]:
-    """The words of a line, up to what a shell would do with the command's output or after it."""
-    lexer = shlex.shlex(_STREAM.sub(" ", line), posix=True, punctuation_chars=";<>|&")
-    lexer.whitespace_split = True
-    return list(itertools.takewhile(lambda word: not _OPERATOR.fullmatch(word), lexer))
 
 
 def _by_name(words: list[str]) -> dict[str, Any]:

@@ -74,29 +74,26 @@ class TrialRehearsals:
         if self.why_none is not None or self.rehearsing is None:
             return planned
         with self.rehearsing(self.target) as self._rehearse:
-            return self._choose(planned)
-
-    def _choose(self, planned: list[Candidate]) -> list[Candidate]:
-        name = Path(self.target.name).name if self.target.script else self.target.name
-        self._search = search = RehearsedSearch(
-            run=self._run, best=self.count, seconds=self.seconds, say=self.say, takes_unrehearsed=True,
-            profile=ScriptProfile(name=name, command=self.target.digest),
-        )  # fmt: skip
-        first = search.rehearse(self.request, planned[0].strategy)
-        if first.rehearsed is None:
-            self.why_none = f"{name} could not be rehearsed: {first.why_not}"
-            return planned
-        if fits(self._memory(first.rehearsed.strategy), self.request.cluster) is not None:
-            self._rehearse_one_sequence(search, first.rehearsed.strategy)
-        plan = search.search(self.request, self.count)
-        usable = [plan.chosen, *plan.alternatives]
-        chosen = [  # with the memory of every rank
-            replace(candidate, memory=self._memory(candidate.strategy))
-            for candidate in distinct(usable, self.count)
-        ]
-        for text in self.not_tried(chosen):
-            self.say(f"not tried: {text}")
-        return chosen
+            name = Path(self.target.name).name if self.target.script else self.target.name
+            self._search = search = RehearsedSearch(
+                run=self._run, best=self.count, seconds=self.seconds, say=self.say, takes_unrehearsed=True,
+                profile=ScriptProfile(name=name, command=self.target.digest),
+            )  # fmt: skip
+            first = search.rehearse(self.request, planned[0].strategy)
+            if first.rehearsed is None:
+                self.why_none = f"{name} could not be rehearsed: {first.why_not}"
+                return planned
+            if fits(self._memory(first.rehearsed.strategy), self.request.cluster) is not None:
+                self._rehearse_one_sequence(search, first.rehearsed.strategy)
+            plan = search.search(self.request, self.count)
+            usable = [plan.chosen, *plan.alternatives]
+            chosen = [  # with the memory of every rank
+                replace(candidate, memory=self._memory(candidate.strategy))
+                for candidate in distinct(usable, self.count)
+            ]
+            for text in self.not_tried(chosen):
+                self.say(f"not tried: {text}")
+            return chosen
 
     def _rehearse_one_sequence(self, search: RehearsedSearch[RehearsalOutcome], strategy: Strategy) -> None:
         """With the smallest batch: what the script holds for each sequence, and what it always holds, can

@@ -182,26 +182,22 @@ class OtherMachines:
 
     def _follow(self, host: str) -> None:
         while not self._over.is_set():
-            with suppress(OSError, ValueError, NodeUnusable):
-                self._follow_once(host)
-            self._over.wait(1.0)
-
-    def _follow_once(self, host: str) -> None:
-        with subprocess.Popen(
-            self._command(host, "follow"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
-            assert process.stdin is not None and process.stdout is not None
-            os.set_blocking(process.stdin.fileno(), False)
-            with self._lock:
-                self._processes[host] = process
-            try:
-                while not self._over.is_set() and (line := process.stdout.readline(_LONGEST_LINE)):
-                    self._receive(line)
-            finally:
+            with suppress(OSError, ValueError, NodeUnusable), subprocess.Popen(
+                self._command(host, "follow"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            ) as process:  # fmt: skip
+                assert process.stdin is not None and process.stdout is not None
+                os.set_blocking(process.stdin.fileno(), False)
                 with self._lock:
-                    del self._processes[host]
-                process.kill()
+                    self._processes[host] = process
+                try:
+                    while not self._over.is_set() and (line := process.stdout.readline(_LONGEST_LINE)):
+                        self._receive(line)
+                finally:
+                    with self._lock:
+                        del self._processes[host]
+                    process.kill()
+            self._over.wait(1.0)
 
     def _receive(self, line: bytes) -> None:
         """Write one piece at its place. What a host sends may only be a rank's file."""

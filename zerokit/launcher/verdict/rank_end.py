@@ -101,6 +101,7 @@ def rank_end(
     exit_code = exit_.code if exit_ and exit_.code is not None else None
     aborted = exit_ is not None and exit_.signal == signals.SIGABRT
     oom = _oom_of(log, error, killed=killed_for_memory)
+    lines = [line.strip() for line in last_words.splitlines() if line.strip()]
     base = RankEnd(
         rank=rank,
         state=RankState.LOST,
@@ -120,7 +121,7 @@ def rank_end(
         left_at=end.get("left_at"),
         left_in=end.get("left_in"),
         steps=tick.get("steps") or 0,
-        last_line=_last_line(last_words),
+        last_line=redact(lines[-1]) if lines else None,
         consequence=oom is None
         and bool(_BROKEN_PEER.search(str(error.get("error") or (last_words if aborted else "")))),
     )
@@ -138,11 +139,6 @@ def rank_end(
     return replace(base, state=state, error=text)
 
 
-def _last_line(text: str) -> str | None:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return redact(lines[-1]) if lines else None
-
-
 def _step_of(error: Record, tick: Record) -> int | None:
     """See :class:`RankEnd`. An error's own ``step`` is the one that would be next, whatever the phase."""
     following = error.get("step") or (tick.get("steps", 0) + 1 if tick else None)
@@ -156,7 +152,14 @@ def _state_and_error(
     base: RankEnd, end: Record, recorded: bool, exit_: RankExit | None, *, ended_by_run: bool, killed: bool
 ) -> tuple[RankState, str | None]:
     if exit_ is not None and exit_.signal is not None:
-        return _signalled(base, end, exit_.signal, ended_by_run=ended_by_run, killed=killed)
+        name = signal_name(exit_.signal)
+        if base.error is not None:  # an exception that was already told; the signal only ended what was left
+            return RankState.FAILED, base.error
+        if ended_by_run:
+            return RankState.TERMINATED, f"ended by zerokit with {name}"
+        after = " after its script had finished" if end.get("state") == "finished" else ""
+        killer = " by the kernel, which was out of memory" if killed else ""
+        return RankState.FAILED, f"killed{killer} with {name}{after}"
     code = exit_.code if exit_ is not None else None
     if recorded or code:
         text = base.error or (f"exited with code {code}" if code else "failed")
@@ -176,19 +179,6 @@ def _state_and_error(
     return (RankState(stated) if stated in ("finished", "stopped", "terminated") else RankState.LOST), (
         base.error
     )
-
-
-def _signalled(
-    base: RankEnd, end: Record, number: int, *, ended_by_run: bool, killed: bool
-) -> tuple[RankState, str | None]:
-    name = signal_name(number)
-    if base.error is not None:  # an exception that was already told; the signal only ended what was left
-        return RankState.FAILED, base.error
-    if ended_by_run:
-        return RankState.TERMINATED, f"ended by zerokit with {name}"
-    after = " after its script had finished" if end.get("state") == "finished" else ""
-    killer = " by the kernel, which was out of memory" if killed else ""
-    return RankState.FAILED, f"killed{killer} with {name}{after}"
 
 
 def _oom_of(log: RankLog | None, error: Record, *, killed: bool) -> Record | None:

@@ -305,19 +305,15 @@ def _unknown_keys(document: Document, sagemaker: bool, config: Document | None) 
         if beside_file is not None:
             fix = beside_file
         elif block is not None:
-            fix = _moved(value, key, block)
+            below = value.get(block)
+            is_there = isinstance(below, dict) and key in below
+            fix = f"remove it; {block} has it" if is_there else f"move it below {block}"
         else:
             fix = meant(guess, value) if guess else "remove it"
             if guess and guess not in value and fits(guess, value[key]):
                 safe = leaves_no_doubt(str(key), guess, known_keys)
                 edits = (Edit(kind="rename", key=str(key), value=guess, safe=safe),)
         yield _UNKNOWN_KEY.at(document, (key,), edits=edits, suggests=guess or str(key), key=key, fix=fix)
-
-
-def _moved(value: Mapping[str, Any], key: str, block: str) -> str:
-    below = value.get(block)
-    is_there = isinstance(below, dict) and key in below
-    return f"remove it; {block} has it" if is_there else f"move it below {block}"
 
 
 _FLAGS = ("use_cpu", "debug", "same_network", "enable_cpu_affinity")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -98,15 +98,9 @@ def init_peak(model: RankModel, settings: DdpSettings, ranks: int) -> int:
     weights += reference_bytes(model, settings)
     if ranks == 1:
         return weights
-    sent = [0, *_broadcasts(model, settings)]
-    at_once = max((one + other for one, other in pairwise(sent)), default=0)
-    return weights + max(at_once, sum(gradient_bytes(model, settings)))
-
-
-def _broadcasts(model: RankModel, settings: DdpSettings) -> Iterator[int]:
-    """Bytes of each flat copy, in order; of one tensor alone there is none (``flatten_dense_tensors``).
-    Tensors of one dtype go together until they are so large (``compute_bucket_assignment_by_size``,
-    torch/csrc/distributed/c10d/reducer.cpp)."""
+    # bytes of each flat copy, in order; of one tensor alone there is none (`flatten_dense_tensors`).
+    # Tensors of one dtype go together until they are so large (`compute_bucket_assignment_by_size`,
+    # torch/csrc/distributed/c10d/reducer.cpp)
     found: list[tuple[int, int]] = []
     open_ones: dict[int, tuple[int, int, int]] = {}
     for index, parameter in enumerate(model.parameters):
@@ -120,7 +114,9 @@ def _broadcasts(model: RankModel, settings: DdpSettings) -> Iterator[int]:
         else:
             open_ones[dtype] = first, count, size
     found += ((first, size if count > 1 else 0) for first, count, size in open_ones.values())
-    return (block(size) for _, size in sorted(found))
+    sent = [0, *((block(size) for _, size in sorted(found)))]
+    at_once = max((one + other for one, other in pairwise(sent)), default=0)
+    return weights + max(at_once, sum(gradient_bytes(model, settings)))
 
 
 def micro_step_kinds(settings: DdpSettings) -> list[bool]:

@@ -81,15 +81,12 @@ class Weights:
         elif state is not None and kind == "fwd_post":
             state.running.discard(name)
             if not state.running:
-                self._after_forward(state)
+                if state.group.reshards:
+                    self._reshard(state)
+                state.uses.append(len(self.order))
+                self.order.append(state)
         if kind == "fwd_post" and not name:
             self._drop_last_gather()
-
-    def _after_forward(self, state: _State) -> None:
-        if state.group.reshards:
-            self._reshard(state)
-        state.uses.append(len(self.order))
-        self.order.append(state)
 
     def _unshard(self, state: _State) -> None:
         """``foreach_all_gather``."""
@@ -124,7 +121,16 @@ class Weights:
             return
         state.flying, state.gathered = False, True
         if self.ranks == 1:
-            self._convert(state.bytes)
+            # gather on one rank alone: each share is converted and copied, and held until the next one is
+            before = 0
+            for share in state.bytes.shares:
+                moved = block(share.numel * share.kept) if self.settings.offload else 0
+                converted = share.gathered_bytes if share.kept != share.used else 0
+                self.ledger.add(Component.GATHER_COPY, moved + converted)
+                self.ledger.add(Component.GATHER_COPY, -before - (moved if converted else 0))
+                before = converted or moved
+                self.ledger.add(Component.GATHERED_PARAMETERS, share.gathered_bytes)
+            self.ledger.add(Component.GATHER_COPY, -before)
             return
         self.ledger.add(Component.GATHERED_PARAMETERS, state.bytes.gathered)
         if in_forward:
@@ -132,18 +138,6 @@ class Weights:
             self.last_gather = state.bytes.flat
         else:
             self.ledger.add(Component.GATHER_BUFFERS, -state.bytes.flat)
-
-    def _convert(self, sizes: GroupBytes) -> None:
-        """Gather on one rank alone: each share is converted and copied, and held until the next one is."""
-        before = 0
-        for share in sizes.shares:
-            moved = block(share.numel * share.kept) if self.settings.offload else 0
-            converted = share.gathered_bytes if share.kept != share.used else 0
-            self.ledger.add(Component.GATHER_COPY, moved + converted)
-            self.ledger.add(Component.GATHER_COPY, -before - (moved if converted else 0))
-            before = converted or moved
-            self.ledger.add(Component.GATHERED_PARAMETERS, share.gathered_bytes)
-        self.ledger.add(Component.GATHER_COPY, -before)
 
     def _drop_last_gather(self) -> None:
         self.ledger.add(Component.GATHER_BUFFERS, -self.last_gather)

@@ -289,7 +289,13 @@ def _init_stage3(model: RankModel, settings: DeepSpeedSettings, ranks: int) -> i
         return max(building, weights + bucket + gathered)
     master = converting = trainable * element_bytes.master
     if element_bytes.parameter != element_bytes.master:
-        converting = _most_while_converting(sub_groups(model, zero, ranks)) * element_bytes.master
+        # `_create_fp32_partitions`: each group is converted, then cloned; the one before is held till then
+        groups = sub_groups(model, zero, ranks)
+        cloned = before = most = 0
+        for group in groups:
+            most = max(most, cloned + before + group, cloned + 2 * group)
+            cloned, before = cloned + group, group
+        converting = most * element_bytes.master
     gradients = trainable * element_bytes.accumulation
     return max(building, weights + converting, weights + master + bucket + gradients + gathered)
 
@@ -337,12 +343,3 @@ def on_device(model: RankModel, zero: ZeroSettings, ranks: int) -> list[int]:
     (``ratio``, ZeRO-Offload++): the first ones, rounded down (stage3.py:1100)."""
     groups = sub_groups(model, zero, ranks)
     return groups[: int((1 - zero.offload_optimizer.ratio) * len(groups))]
-
-
-def _most_while_converting(groups: list[int]) -> int:
-    """``_create_fp32_partitions``: each group is converted, then cloned; the one before is held till then."""
-    cloned = before = most = 0
-    for group in groups:
-        most = max(most, cloned + before + group, cloned + 2 * group)
-        cloned, before = cloned + group, group
-    return most

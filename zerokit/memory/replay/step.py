@@ -264,7 +264,12 @@ class _ReplayUntil(_Replay):
         for number, (boundary, first) in enumerate(micro_step_kinds(self.model, self.settings)):
             self._hold_states(first)
             if self.parameters is not None and not first:
-                self._reach_steady_state()
+                # the order of modules is known
+                assert self.parameters is not None
+                self.parameters.release_all()
+                self.parameters = Parameters(self.model, self.settings, self.parameters.ranks, self.ledger)
+                self.parameters.reach_steady_state(self.model, self.settings.gradient_accumulation > 1)
+                self.parameters.gather_persistent()
             of_this_step = {phase: at for phase, at in instants.items() if at is not None and at[0] == number}
             if not of_this_step:
                 self._whole(boundary, first)
@@ -281,14 +286,6 @@ class _ReplayUntil(_Replay):
             self.stage3.step()
             self.parameters.gather_persistent()
         return {**result, "step": self.ledger.composition()}
-
-    def _reach_steady_state(self) -> None:
-        """The order of modules is known."""
-        assert self.parameters is not None
-        self.parameters.release_all()
-        self.parameters = Parameters(self.model, self.settings, self.parameters.ranks, self.ledger)
-        self.parameters.reach_steady_state(self.model, self.settings.gradient_accumulation > 1)
-        self.parameters.gather_persistent()
 
     def _whole(self, boundary: bool, first: bool) -> None:
         """A micro-step without looking."""

@@ -142,7 +142,9 @@ class BucketedGradients(GradientReduction):
         bucket = self.buckets[comm_bytes]
         if not bucket:
             return
-        self._release_reduced()
+        # `_clear_previous_reduced_grads`
+        self.ledger.add(Component.GRADIENTS, -self.reduced)
+        self.reduced = 0
         communication = (
             self.element_bytes.communication if comm_bytes == self.element_bytes.gradient else comm_bytes
         )
@@ -158,11 +160,6 @@ class BucketedGradients(GradientReduction):
                     copy = max(copy, (converted or flat) + max(own_fragments) * 4)
         self.ledger.burst(Component.REDUCE_COPY, copy)
 
-    def _release_reduced(self) -> None:
-        """``_clear_previous_reduced_grads``."""
-        self.ledger.add(Component.GRADIENTS, -self.reduced)
-        self.reduced = 0
-
     def _at_a_time(self, bucket: list[int], elements: int) -> tuple[int, bool]:
         """Elements reduced at a time at most, and whether they are flattened: copied if several pieces."""
         if not self.contiguous:  # buffered_reduce_fallback: piece by piece into one
@@ -171,7 +168,19 @@ class BucketedGradients(GradientReduction):
             return elements, False
         if elements <= self.zero.reduce_bucket_size:
             return elements, self._divided(bucket)
-        return self._scattered(bucket[0])
+        # `allreduce_and_scatter` of one gradient larger than a bucket: its owners' pieces go together until
+        # they are more than a bucket (stage_1_and_2.py:1533)
+        index = bucket[0]
+        end, share, room = self.part.ends[index], self.part.size, self.zero.reduce_bucket_size
+        start = end - self.sizes[index]
+        most, flattened, together, pieces = 0, False, 0, 0
+        while start < end:
+            border = min(end, (start // share + 1) * share)
+            together, pieces, start = together + border - start, pieces + 1, border
+            if together > room or start == end:
+                most, flattened = max((most, flattened), (together, pieces > 1))
+                together = pieces = 0
+        return most, flattened
 
     def _divided(self, indexes: Sequence[int]) -> bool:
         """Whether pieces in a bucket have different owners: one piece alone is reduced without a copy.
@@ -184,20 +193,6 @@ class BucketedGradients(GradientReduction):
             (ends[index] - 1) // share != owner or (ends[index] - sizes[index]) // share != owner
             for index in indexes
         )
-
-    def _scattered(self, index: int) -> tuple[int, bool]:
-        """``allreduce_and_scatter`` of one gradient larger than a bucket: its owners' pieces go together
-        until they are more than a bucket (stage_1_and_2.py:1533)."""
-        end, share, room = self.part.ends[index], self.part.size, self.zero.reduce_bucket_size
-        start = end - self.sizes[index]
-        most, flattened, together, pieces = 0, False, 0, 0
-        while start < end:
-            border = min(end, (start // share + 1) * share)
-            together, pieces, start = together + border - start, pieces + 1, border
-            if together > room or start == end:
-                most, flattened = max((most, flattened), (together, pieces > 1))
-                together = pieces = 0
-        return most, flattened
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.gradient

@@ -175,22 +175,20 @@ class Parameters:
             for other in group.parameters:
                 self.status[other] = HERE
                 if self.ranks > 1 and not group.is_single:
-                    self._copy_out(other, len(group.parameters) > 1)
+                    # out of the flat buffer; then from the precision in which it travelled
+                    coalesced = len(group.parameters) > 1
+                    size = self.modules.sizes[other]
+                    joined = size * self.gathered_element_bytes[other] if coalesced else 0
+                    if self.gathered_element_bytes[other] == self.element_bytes[other]:
+                        joined = 0
+                    self.ledger.add(Component.GATHER_COPY, joined)
+                    self._hold(other, size * self.element_bytes[other])
+                    self.ledger.add(Component.GATHER_COPY, -joined)
             self.ledger.add(Component.GATHER_COPY, -group.copied_bytes)
         self.group[index] = None
         group.waiting -= 1
         if group.waiting == 0 and not group.is_single:
             self.ledger.add(Component.GATHER_BUFFERS, -group.flat_bytes)
-
-    def _copy_out(self, index: int, coalesced: bool) -> None:
-        """Out of the flat buffer; then from the precision in which it travelled."""
-        size = self.modules.sizes[index]
-        joined = size * self.gathered_element_bytes[index] if coalesced else 0
-        if self.gathered_element_bytes[index] == self.element_bytes[index]:
-            joined = 0
-        self.ledger.add(Component.GATHER_COPY, joined)
-        self._hold(index, size * self.element_bytes[index])
-        self.ledger.add(Component.GATHER_COPY, -joined)
 
     def _release(self, index: int) -> None:
         if self.status[index] == HERE and not self.active[index]:

@@ -211,11 +211,8 @@ def sized_by_values(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: 
         return tree_map(
             lambda value: lifted(machine, value, device) if isinstance(value, torch.Tensor) else value, real
         )
-    return _largest(machine, name, tensors[0], device)
-
-
-def _largest(machine: Machine, name: str, source: torch.Tensor, device: Any) -> Any:
-    """The most that an unknown selection can give."""
+    # the most that an unknown selection can give
+    source = tensors[0]
     count = source.numel()
     if name in ("nonzero", "argwhere"):
         shapes: list[tuple[tuple[int, ...], torch.dtype]] = [((count, source.dim()), torch.long)]

@@ -227,26 +227,22 @@ def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
             child._apply(fn)
     for name, parameter in self._parameters.items():
         if parameter is not None:
-            _apply_to_parameter(self, name, parameter, fn)
+            with torch.no_grad():
+                applied = fn(parameter)
+            both_fake = isinstance(parameter, FakeTensor) and isinstance(applied, FakeTensor)
+            if both_fake and torch._has_compatible_shallow_copy_type(parameter, applied):
+                parameter.data = applied
+            elif applied is not parameter:
+                self._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
+            if parameter.grad is not None:
+                with torch.no_grad():
+                    gradient = fn(parameter.grad)
+                parameter.grad = None
+                self._parameters[name].grad = gradient
     for name, buffer in self._buffers.items():
         if buffer is not None:
             self._buffers[name] = fn(buffer)
     return self
-
-
-def _apply_to_parameter(module: Any, name: str, parameter: Any, fn: Any) -> None:
-    with torch.no_grad():
-        applied = fn(parameter)
-    both_fake = isinstance(parameter, FakeTensor) and isinstance(applied, FakeTensor)
-    if both_fake and torch._has_compatible_shallow_copy_type(parameter, applied):
-        parameter.data = applied
-    elif applied is not parameter:
-        module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
-    if parameter.grad is not None:
-        with torch.no_grad():
-            gradient = fn(parameter.grad)
-        parameter.grad = None
-        module._parameters[name].grad = gradient
 
 
 def _patch_subclasses() -> None:

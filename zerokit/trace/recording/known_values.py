@@ -74,7 +74,15 @@ class KnownValues(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if values is None:
             self._forget(func, args)
-            return self._partly(func, name, args, kwargs)
+            # operators whose result's shape follows from a known mask, whatever the other values
+            if name == "masked_select" and value_of(args[1]) is not None:
+                with _disable_current_modes():
+                    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+                    count = int(value_of(args[1]).expand(shape).sum())  # type: ignore[union-attr]
+                return args[0].new_empty(count)
+            if name in ("index", "index_put", "index_put_") and any(_is_mask(index) for index in args[1]):
+                return func(args[0], self._positions(args[1]), *args[2:], **kwargs)
+            return func(*args, **kwargs)
         with _disable_current_modes(), torch.no_grad():
             real = func(*values[0], **values[1])
         if not isinstance(real, torch.Tensor | list | tuple):
@@ -126,17 +134,6 @@ class KnownValues(TorchDispatchMode):
             return real
         fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
         return know(fake, real)
-
-    def _partly(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Operators whose result's shape follows from a known mask, whatever the other values."""
-        if name == "masked_select" and value_of(args[1]) is not None:
-            with _disable_current_modes():
-                shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-                count = int(value_of(args[1]).expand(shape).sum())  # type: ignore[union-attr]
-            return args[0].new_empty(count)
-        if name in ("index", "index_put", "index_put_") and any(_is_mask(index) for index in args[1]):
-            return func(args[0], self._positions(args[1]), *args[2:], **kwargs)
-        return func(*args, **kwargs)
 
     def _positions(self, indices: Any) -> list[Any]:
         positions: list[Any] = []

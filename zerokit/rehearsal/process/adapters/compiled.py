@@ -133,7 +133,19 @@ def install(context: Context) -> None:
             return _uncompiled(context, args[0] if args else kwargs.get("model"))
         if not ready:
             ready.append(True)
-            _prepare(context)
+            import torch._inductor.compile_fx as compile_fx
+
+            # else Dynamo leaves every frame under a dispatch mode alone (torch/_dynamo/convert_frame.py)
+            FakeCuda.is_infra_mode = classmethod(lambda cls: True)
+            torch.get_device_module.__wrapped__ = torch.get_device_module
+            torch.compiler.allow_in_graph(torch.nn.functional.scaled_dot_product_attention)
+            for name in ("compile_fx", "compile_fx_inner"):
+                setattr(compile_fx, name, _without_mode(context, getattr(compile_fx, name)))
+            _configure()
+            _silence_triton(context)
+            _device_interface(context)
+            _guards()
+            _random_operators()
             context.machine.stub("kernels of torch.compile")
         return compile_(*args, **kwargs)
 
@@ -154,22 +166,6 @@ def _uncompiled(context: Context, model: Any) -> Any:
         return model(*args, **kwargs)
 
     return run
-
-
-def _prepare(context: Context) -> None:
-    import torch._inductor.compile_fx as compile_fx
-
-    # else Dynamo leaves every frame under a dispatch mode alone (torch/_dynamo/convert_frame.py)
-    FakeCuda.is_infra_mode = classmethod(lambda cls: True)
-    torch.get_device_module.__wrapped__ = torch.get_device_module
-    torch.compiler.allow_in_graph(torch.nn.functional.scaled_dot_product_attention)
-    for name in ("compile_fx", "compile_fx_inner"):
-        setattr(compile_fx, name, _without_mode(context, getattr(compile_fx, name)))
-    _configure()
-    _silence_triton(context)
-    _device_interface(context)
-    _guards()
-    _random_operators()
 
 
 def _without_mode(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
