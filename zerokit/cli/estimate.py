@@ -144,7 +144,7 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
         )
         decides += f", and with the values that the file has: {of_file}" if in_file else ""
     ranks = ["--gpus", str(cluster.gpus)] if cluster.nodes == 1 else []
-    device = ["--device", "cpu"] if result.planned.on_cpu else []
+    device = ["--device", "cpu"] if result.planned.cluster.on_cpu else []
     return NextCommand(
         command=command_text("launch", "--deepspeed", file, *device, *ranks, "train.py"),
         does=f"runs the script with this file and adds nothing to its arguments; {decides}",

@@ -147,6 +147,11 @@ class Cluster:
     gpu_assumed: bool = False
     margin: float = 0.0
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its ranks compute on CPUs, whose steps are not timed."""
+        return self.gpu.name == "cpu"
+
     def __post_init__(self) -> None:
         if self.gpus < 1 or self.nodes < 1:
             raise InputError("⟨gpus⟩ and ⟨nodes⟩ must be at least 1")

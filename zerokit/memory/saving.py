@@ -140,6 +140,6 @@ def _has_room(candidate: Candidate, estimate: Saving, cluster: Cluster) -> bool:
     if cluster.host_limit_bytes is None:
         return True
     used = candidate.memory.host_bytes_per_node
-    if cluster.gpu.name == "cpu":  # its ranks' memory is the host's
+    if cluster.on_cpu:  # its ranks' memory is the host's
         used = candidate.memory.min_vram_bytes * cluster.gpus
     return used + estimate.host_bytes <= cluster.host_limit_bytes

@@ -124,8 +124,6 @@ def plan(
         cluster=planned.cluster,
         model_name=(before.model if before is not None else "") or resolved.model_name,
         parameters=request.shape.parameters,
-        timed=request.timed,
-        on_cpu=request.on_cpu,
         script_words=before.words if before is not None else (),
         trainer_file=file,
     )
@@ -235,7 +233,7 @@ def estimate(
     if unmodelled:
         candidate = replace(candidate, memory=replace(candidate.memory, basis=BASIS))
     notes = (*notes, *note_on_estimate(candidate, request.cluster))
-    notes = (*notes, *unsure_near_limit(candidate, request.shape, request.job, request.cluster))
+    notes = (*notes, *unsure_near_limit(request, candidate))
     notes = (*notes, *saving_notes(candidate, request.shape, request.job, request.cluster, decides=False))
     planned = PlannedStrategy(
         candidate=candidate,
@@ -243,8 +241,6 @@ def estimate(
         cluster=request.cluster,
         notes=(*notes_on(file), *request.assumptions, *notes),
         fits=fitting if resolved.vram_named else None,
-        timed=request.timed,
-        on_cpu=request.on_cpu,
         not_modelled=moves_memory(unmodelled),
     )
     config = None if config_file is None else config_file.config

@@ -111,7 +111,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
             f"{file.path}: {replicas} replicas of {shards} shards are for {shards * replicas} ranks, and "
             f"⟨gpus⟩ is {ranks}; change parallelism_config_dp_shard_size, or leave ⟨gpus⟩ out"
         )
-    if request.on_cpu:  # accelerate 1.15, state.py:982
+    if request.cluster.on_cpu:  # accelerate 1.15, state.py:982
         raise InputError(f"{file.path}: ⟨device⟩ cpu: Accelerate divides nothing on CPU ranks")
     if job.inference:
         raise InputError(f"⟨inference⟩: {file.path} is for training")
@@ -119,7 +119,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
     settings, notes = says.settings, notes_of("file-remark", remarks)
     if not says.names_precision:
         given = "fp32" if request.precision == "auto" else request.precision
-        precision = choose_precision(given, request.cluster, request.on_cpu)[0]
+        precision = choose_precision(given, request.cluster)[0]
         settings = replace(settings, precision=precision, master_bytes=4 if precision == "fp32" else 2)
         why = "names no mixed precision: weights are as the script loads them; ⟨precision⟩ to change"
         notes += (left_open(f"precision {precision}", why),) if request.precision == "auto" else ()

@@ -20,7 +20,7 @@ OPTION = "⟨no_calibration⟩"
 
 
 def of_this_machine(
-    cluster: Cluster, shape: ModelShape, job: Job, *, on_cpu: bool
+    cluster: Cluster, shape: ModelShape, job: Job
 ) -> tuple[Calibration | None, tuple[str, ...]]:
     """What ``doctor --measure`` and ``tune`` stored here for this GPU, and notes for the user.
 
@@ -30,8 +30,8 @@ def of_this_machine(
     Returns:
         None and no note when nothing was measured here.
     """
-    measured, note = (None, None) if on_cpu else rates((cluster.gpu.title, *cluster.gpu.aliases))
-    tuned, notes = _tuned(measured or Calibration(), cluster, shape, job, on_cpu=on_cpu)
+    measured, note = (None, None) if cluster.on_cpu else rates((cluster.gpu.title, *cluster.gpu.aliases))
+    tuned, notes = _tuned(measured or Calibration(), cluster, shape, job)
     return tuned or measured, (*((note,) if note else ()), *notes)
 
 
@@ -99,7 +99,7 @@ def of_measured(stored: Measured, source: str) -> Calibration:
 
 
 def _tuned(
-    rates: Calibration, cluster: Cluster, shape: ModelShape, job: Job, *, on_cpu: bool
+    rates: Calibration, cluster: Cluster, shape: ModelShape, job: Job
 ) -> tuple[Calibration | None, tuple[str, ...]]:
     from zerokit.machine import tuned as store
 
@@ -119,7 +119,8 @@ def _tuned(
     if calibration.tuned is None:
         note = f"layer times corrected by {count} of other jobs of this width"
     else:
-        note = f"{'ranked by' if on_cpu else 'step times from'} the measured steps of {count} of this job"
+        by = "ranked by" if cluster.on_cpu else "step times from"
+        note = f"{by} the measured steps of {count} of this job"
     return calibration, (f"{note}, tuned here at {newest} ({at}); {OPTION} ignores them",)
 
 

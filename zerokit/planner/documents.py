@@ -143,7 +143,6 @@ class PlannedStrategy(Document):
         candidate: the strategy and what the models say of it.
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
         fits: whether the GPUs hold the figures; None where no memory was named.
-        timed: whether a step time is predicted (it is not for CPU ranks).
         parameters: the model's, where they are said beside the strategy.
         script: the one that was planned for; None: a plain loop of the model.
         not_modelled: keys of its DeepSpeed file with which the figures may be others.
@@ -154,22 +153,21 @@ class PlannedStrategy(Document):
     cluster: Cluster
     notes: tuple[Note, ...] = ()
     fits: bool | None = True
-    timed: bool = True
-    on_cpu: bool = False
     parameters: int | None = None
     script: ScriptProfile | None = None
     not_modelled: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """``<ZeRO-1, micro-batch 4: 97.8 GiB required per GPU, 5.6 s a step>``."""
-        step = f", {format_seconds(self.candidate.time.step_seconds)} a step" if self.timed else ""
+        seconds = format_seconds(self.candidate.time.step_seconds)
+        step = "" if self.cluster.on_cpu else f", {seconds} a step"
         required = format_gib(self.candidate.memory.min_vram_bytes, 1)
         return f"<{strategy_words(self.strategy)}: {required} required per GPU{step}>"
 
     @property
     def device(self) -> str:
         """What a rank computes on, in words."""
-        return "CPU rank" if self.on_cpu else "GPU"
+        return "CPU rank" if self.cluster.on_cpu else "GPU"
 
     @property
     def is_sure(self) -> bool:
@@ -325,12 +323,12 @@ class Estimate(Document):
 
     @property
     def _time(self) -> TimeEstimate | None:
-        return self.planned.candidate.time if self.planned.timed else None
+        return None if self.planned.cluster.on_cpu else self.planned.candidate.time
 
     @property
     def around_peak(self) -> dict[str, int]:
         """What a GPU must have beside the peak, by what it is; empty for CPU ranks."""
-        if self.planned.on_cpu:
+        if self.planned.cluster.on_cpu:
             return {}
         return around_peak(
             self.planned.cluster.gpu, self.planned.strategy, self.peak_allocated_bytes, self.min_vram_bytes,
@@ -341,7 +339,7 @@ class Estimate(Document):
     def host_bytes_per_node(self) -> int:
         """Host memory that a node needs."""
         of_all_ranks = self.min_vram_bytes * self.planned.strategy.world_size
-        return of_all_ranks if self.planned.on_cpu else self._memory.host_bytes_per_node
+        return of_all_ranks if self.planned.cluster.on_cpu else self._memory.host_bytes_per_node
 
     @property
     def components_by_phase(self) -> dict[str, dict[str, int]]:
@@ -354,7 +352,7 @@ class Estimate(Document):
         """Throughput of a GPU, of all sequences of a row (both of a pair); None where none is predicted."""
         script, time = self.planned.script, self.planned.candidate.time
         sequences = script.sequences_per_row if script is not None else 1
-        return time.tokens_per_second_per_gpu * sequences if self.planned.timed else None
+        return time.tokens_per_second_per_gpu * sequences if not self.planned.cluster.on_cpu else None
 
     @property
     def per_rank(self) -> tuple[RankPrediction, ...]:
@@ -391,7 +389,7 @@ class Estimate(Document):
 def environment(cluster: Cluster, chosen: Strategy, attention: str) -> dict[str, str]:
     """Variables that the prediction counts on, and the degrees that no DeepSpeed JSON can say."""
     stages = chosen.pipeline_parallel
-    expands = cluster.gpu.name != "cpu" and cluster.gpu.expandable_segments
+    expands = not cluster.on_cpu and cluster.gpu.expandable_segments
     return {
         **({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expands else {}),
         **({"ZEROKIT_PIPELINE_STAGES": str(stages)} if stages > 1 else {}),
@@ -439,7 +437,7 @@ def pace(planned: PlannedStrategy) -> str:
     estimate = planned.estimate
     seconds, rate = estimate.step_seconds, estimate.tokens_per_second_per_gpu
     if seconds is None or not rate:
-        return "Step time: not predicted for CPU ranks" if planned.on_cpu else "Step time: not predicted"
+        return "Step time: not predicted for CPU ranks"
     per_billion = 1e9 / (rate * planned.strategy.world_size)
     step = "Step, estimated" if _untimed(planned) else "Step"
     between = estimate.step_seconds_range  # said where host or network may make so much of a difference
@@ -462,7 +460,7 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
         notes = (f"The rehearsal has no step time: {untimed}",)
     elif factor is not None:
         notes = (f"The step is rehearsed at the host speed kept on this machine, {factor:.2f}",)
-    if planned.engine == "ddp" and planned.timed and not planned.on_cpu:
+    if planned.engine == "ddp" and not planned.cluster.on_cpu:
         longest = f"{LONGEST_WITHOUT_ENGINE:.0%}"
         notes = (*notes, f"Measured steps without an engine took up to {longest} longer than predicted")
     parts = planned.estimate.measured_on_no_machine
@@ -476,14 +474,14 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
 
 def _untimed(planned: PlannedStrategy) -> str:
     """Why the step time of a plan for a script rests on no rehearsal; empty: it does, or there is none."""
-    script = planned.script if planned.timed else None
+    script = None if planned.cluster.on_cpu else planned.script
     return "" if script is None else script.untimed(planned.strategy)
 
 
 def batch(planned: PlannedStrategy) -> str:
     """``2 per GPU × 4 accumulation × 8 GPUs = 64 × 4,096 tokens``; of pairs ``64 pairs × 2 × 4,096``."""
     chosen, job, script = planned.strategy, planned.job, planned.script
-    device = "rank" if planned.on_cpu else "GPU"
+    device = "rank" if planned.cluster.on_cpu else "GPU"
     settings, ranks = chosen.settings, chosen.data_parallel
     is_all = chosen.world_size == ranks
     devices = counted(ranks, device) if is_all else f"{ranks} data parallel"
@@ -512,7 +510,7 @@ def memory(planned: PlannedStrategy) -> str:
 def host_parts(planned: PlannedStrategy) -> list[tuple[str, int]]:
     """What the ranks of one node hold of its memory, by what it is, largest first; empty for CPU ranks."""
     estimate = planned.estimate
-    if planned.on_cpu:
+    if planned.cluster.on_cpu:
         return []
     sizes = {label(key): size for key, size in estimate.host_components.items()}
     rest = estimate.host_bytes_per_node - sum(sizes.values())
@@ -560,7 +558,7 @@ def facts(planned: PlannedStrategy) -> list[tuple[str, str]]:
         ("trains", answer.trains(planned.job)),
         ("strategy", answer.strategy(planned.strategy)),
         ("batch", batch(planned)),
-        ("tensors" if planned.on_cpu else "GPU memory", memory(planned)),
+        ("tensors" if planned.cluster.on_cpu else "GPU memory", memory(planned)),
         ("host memory", host_memory(planned)),
         *([("NVMe disk", disk)] if disk else []),
     ]

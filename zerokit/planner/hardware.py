@@ -76,7 +76,6 @@ class Hardware:
     notes: tuple[Note, ...]
     named: bool  # whether the memory per GPU is known rather than assumed
     found_here: bool = False  # whether the GPUs are this machine's
-    on_cpu: bool = False
 
 
 def hardware(options: Mapping[str, Any]) -> Hardware:
@@ -301,7 +300,7 @@ def _cpu_ranks(
     )
     cluster = Cluster(gpu=gpu, gpus=ranks, nodes=1, host_ram_bytes=host_ram)
     notes = (*notes, *notes_of("cpu-ranks", _CPU_NOTES, "hardware"))
-    return Hardware(cluster=cluster, notes=notes, named=True, on_cpu=True)
+    return Hardware(cluster=cluster, notes=notes, named=True)
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:

@@ -166,7 +166,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         )
     layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,
                     sequence=sequence)  # fmt: skip
-    refused = layout_violation(layout, request.shape, request.job, cluster, pins)
+    refused = layout_violation(layout, request)
     if refused is not None:
         raise InputError(f"{refused.message}; {refused.fix}")
     checkpointing = pins.checkpointing or "none"
@@ -199,7 +199,7 @@ def _default_strategy(
     request: Request, layout: Layout, checkpointing: str
 ) -> tuple[Strategy, tuple[Note, ...]]:
     pins = request.pins
-    precision, why = choose_precision(request.precision, request.cluster, request.on_cpu)
+    precision, why = choose_precision(request.precision, request.cluster)
     micro, steps = batch_of(request, layout.data)
     job = replace(request.job, global_batch=micro * steps * layout.data)
     space = make_space(replace(request, job=job, precision=precision))[0]
@@ -425,14 +425,14 @@ def _precision(decided: str, config: Mapping[str, Any], request: Request) -> tup
     if given != AUTO:
         if given not in precisions and given != "fp32":
             raise InputError(f"⟨precision⟩ {given}: the file of ⟨deepspeed⟩ turns it off; leave it out")
-        return choose_precision(given, request.cluster, request.on_cpu)[0], ()
+        return choose_precision(given, request.cluster)[0], ()
     autos = [name for name, says in precisions.items() if says]
     if not autos:
         why = "names none (Accelerate's mixed_precision, or a Trainer's --bf16, would set it); "
         return decided, (left_open("precision fp32", f"{why}⟨precision⟩ to change"),)
-    best = choose_precision(AUTO, request.cluster, request.on_cpu)[0]
-    if best not in autos and ("fp16" not in autos or request.on_cpu):
-        lacks = "these CPUs lack" if request.on_cpu else f"{request.cluster.gpu.name} lacks"
+    best = choose_precision(AUTO, request.cluster)[0]
+    if best not in autos and ("fp16" not in autos or request.cluster.on_cpu):
+        lacks = "these CPUs lack" if request.cluster.on_cpu else f"{request.cluster.gpu.name} lacks"
         why = f"{_SAYS_AUTO} for {autos[0]}, which {lacks} in hardware"
         return "fp32", (left_open("precision fp32", why),)
     chosen = best if best in autos else "fp16"

@@ -191,7 +191,7 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         components=_components(result),
         phases=_phases(result),
         times=_times(result),
-        frontier=_frontier(result, others) if result.timed and others.fitting else None,
+        frontier=_frontier(result, others) if not result.cluster.on_cpu and others.fitting else None,
         frontier_note=_frontier_note(result, others),
         alternatives=[as_options(alternative.candidate.why) for alternative in result.alternatives],
         rejected=[

@@ -93,8 +93,6 @@ class PlanResult(Document):
     cluster: Cluster
     model_name: str
     parameters: int
-    timed: bool = True
-    on_cpu: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     script: ScriptProfile | None = None
     rehearsals: tuple[RehearsalRecord, ...] = ()
@@ -107,7 +105,7 @@ class PlanResult(Document):
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
             candidate=candidate, job=self.job, cluster=self.cluster, notes=self.plan.assumptions,
-            timed=self.timed, on_cpu=self.on_cpu, script=self.script,
+            script=self.script,
         )  # fmt: skip
 
     @cached_property

@@ -95,7 +95,7 @@ def _refuse_unmodelled(
     InputError: names the option, and what it is not modelled with."""
     gpu = machine.cluster.gpu
     # it came with Ampere, as bf16 did: README of Dao-AILab/flash-attention, "NVIDIA CUDA Support"
-    if job.attention == "flash_attention_2" and not machine.on_cpu and not gpu.supports("bf16"):
+    if job.attention == "flash_attention_2" and not machine.cluster.on_cpu and not gpu.supports("bf16"):
         raise InputError(
             f"⟨attention⟩ flash_attention_2: FlashAttention-2 needs an Ampere GPU or a newer one, which "
             f"{gpu.name} is not; use sdpa"
@@ -106,7 +106,7 @@ def _refuse_unmodelled(
         return
     names = ("tp", "pp", "sp", "pipeline_module", "images")
     beside = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
-    beside += ["CPU ranks"] if gpu.name == "cpu" else []
+    beside += ["CPU ranks"] if machine.cluster.on_cpu else []
     if options.get("model") is None:
         beside.append("⟨params⟩: its layers are traced, which takes ⟨model⟩")
     if beside:
@@ -143,7 +143,7 @@ def resolve(
     machine = hardware(options)
     if (doubted := doubted_vram(options)) is not None:
         say(doubted)
-    pins = _pins(options, machine.on_cpu)
+    pins = _pins(options, machine.cluster.on_cpu)
     if single and pins.engine == ANY_ENGINE:
         raise InputError(
             f"⟨engine⟩ {ANY_ENGINE}: an estimate is of one strategy; name {' or '.join(ENGINES)}"
@@ -152,20 +152,20 @@ def resolve(
         raise InputError(
             f"⟨load_dtype⟩ {pins.load_dtype}: engines make of weights what they train; only with ⟨engine⟩ ddp"
         )
-    if machine.on_cpu and pins.engine != "deepspeed":
+    if machine.cluster.on_cpu and pins.engine != "deepspeed":
         raise InputError(f"⟨engine⟩ {pins.engine}: CPU ranks are planned with DeepSpeed alone")
     _refuse_unmodelled(options, job, chosen.shape, machine, pins)
     calibration, measured = None, tuple[str, ...]()
-    if (machine.found_here or machine.on_cpu) and not options.get("no_calibration"):
+    if (machine.found_here or machine.cluster.on_cpu) and not options.get("no_calibration"):
         from zerokit.planner.calibration import of_this_machine
 
-        calibration, measured = of_this_machine(machine.cluster, chosen.shape, job, on_cpu=machine.on_cpu)
+        calibration, measured = of_this_machine(machine.cluster, chosen.shape, job)
     if (pins.pipeline_parallel or 1) > 1 and not pins.pipeline_module:
         text = "the script builds a DeepSpeed PipelineModule: ⟨pp⟩ says so"
         notes = (*notes, Note("pipeline-module", text))
     asked = options.get("margin")
     margin = DEFAULT_MARGIN if asked is None else parse_share(asked, "⟨margin⟩")
-    if single or machine.on_cpu:
+    if single or machine.cluster.on_cpu:
         margin = 0.0
     request = Request(
         shape=chosen.shape,
@@ -176,8 +176,6 @@ def resolve(
         precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
         calibration=calibration,
         all_gpus=bool(options.get("all_gpus")),
-        timed=not machine.on_cpu,
-        on_cpu=machine.on_cpu,
         assumptions=(
             *chosen.assumptions,
             *machine.notes,

@@ -212,7 +212,7 @@ class ScriptPlanning:
         """Rehearse at two batch sizes, without and with checkpointing where the script can do both. Raises
         CannotRehearse: none went to the end. InputError: the model that was named is not the script's."""
         read = self._resolved()
-        if read.request.on_cpu:
+        if read.request.cluster.on_cpu:
             raise CannotRehearse(
                 "a plan for a script is for GPUs (⟨gpu⟩ NAME), not for CPU ranks; `zerokit launch --no-plan "
                 f"--device cpu {self.search.profile.name}` runs it here",
@@ -378,8 +378,6 @@ class ScriptPlanning:
             cluster=plan.cluster,
             model_name=self._model_name(read),
             parameters=request.shape.parameters,
-            timed=request.timed,
-            on_cpu=request.on_cpu,
             script=self.search.profile,
             rehearsals=tuple(self.search.records),
             added_arguments=self._script.additions(PlannedValues.of(plan.chosen.strategy)),

@@ -176,6 +176,5 @@ def _write(folder: Path, request: Request, strategy: Strategy) -> None:
         candidate=Candidate(strategy=strategy, memory=none, time=time),
         job=replace(request.job, global_batch=strategy.global_batch),
         cluster=request.cluster,
-        timed=False,
     )
     write_plan(folder, planned, {}, assumptions=())

@@ -106,7 +106,7 @@ def advise(space: Space, chosen: Candidate, request: Request) -> list[Note]:
     The choice stays the fastest: a slower one that fits more surely would make a GPU with more memory, in
     which it surely fits as well, slower than one with less.
     """
-    if not request.timed or is_sure(chosen.memory, space.cluster.gpu):
+    if space.cluster.on_cpu or is_sure(chosen.memory, space.cluster.gpu):
         return []
     wider = search(space, top=LOOKED_AT).ranked  # the same remark however many plans are shown
     gpu = space.cluster.gpu
@@ -124,7 +124,7 @@ def narrow(chosen: Candidate, request: Request) -> list[Note]:
     cluster, memory = request.cluster, chosen.memory
     room = headroom_bytes(memory, cluster.gpu)
     off = int(WORST_ERROR * memory.worst.peak_allocated_bytes)
-    if memory.basis != "traced" or cluster.gpu.name == "cpu" or not 0 <= room < off:
+    if memory.basis != "traced" or cluster.on_cpu or not 0 <= room < off:
         return []
     said = (
         f"may run out of memory: {format_gib(room, 1)} of headroom, and predictions of measured runs were "

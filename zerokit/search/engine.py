@@ -148,7 +148,7 @@ def build_strategy(
         "gradient_clipping": 0.0 if job.inference else 1.0,
         "optimizer": None if job.inference or by_script else job.optimizer,
         "client_optimizer": job.optimizer if by_script else None,
-        "torch_adam": space.torch_adam or (job.torch_adam and space.pins.engine != "deepspeed"),
+        "torch_adam": space.cluster.on_cpu or (job.torch_adam and space.pins.engine != "deepspeed"),
     }
     settings = engine_of(space).settings(space, layout, placement, chosen, common)
     return Strategy(settings=settings, checkpointing=checkpointing, **layout.degrees)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
-from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import BOUNDS, REHEARSED, Candidate, MemoryEstimate, Strategy
 from zerokit.domain.strategy import label as label_of_time
@@ -14,7 +13,7 @@ from zerokit.errors import MemoryUnknown
 from zerokit.memory.components import Component, label
 from zerokit.notes import Note
 from zerokit.search.search import HOST_REASON, SearchResult
-from zerokit.search.space import MemoryModel
+from zerokit.search.space import Request, Space
 from zerokit.units import GIB, counted, format_gib, format_seconds, told_apart
 from zerokit.values import replace
 
@@ -37,7 +36,7 @@ def gpu_words(gpu: Gpu) -> str:
 def cluster_words(cluster: Cluster) -> str:
     """``8 × h100-sxm-80gb (79.6 GiB each) on 2 nodes of 4``; ``2 CPU ranks``."""
     each = " each" if cluster.gpus > 1 else ""
-    if cluster.gpu.name == "cpu":
+    if cluster.on_cpu:
         ranks = counted(cluster.gpus, "CPU rank")
         return f"{ranks} ({format_gib(cluster.gpu.driver_vram_bytes, 1)}{each})"
     nodes = f" on {cluster.nodes} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else ""
@@ -103,13 +102,13 @@ def pace_words(slower: float) -> str:
     return f"{slower:.1%} slower" if slower > 0 else f"{-slower:.1%} faster"
 
 
-def why(chosen: Candidate, others: Sequence[Candidate], cluster: Cluster, timed: bool) -> str:
+def why(chosen: Candidate, others: Sequence[Candidate], cluster: Cluster) -> str:
     """Why this strategy won."""
     free = cluster.gpu.driver_vram_bytes - chosen.memory.min_vram_bytes
     needed = format_gib(chosen.memory.min_vram_bytes, 1)
     text = f"{strategy_words(chosen.strategy)}: requires {needed} of each {_unit(cluster)}'s "
     text += f"{format_gib(cluster.gpu.driver_vram_bytes, 1)} ({format_gib(free, 1)} headroom)"
-    if not timed:
+    if cluster.on_cpu:
         return text + "; the least work of all that fit"
     text += f", {format_seconds(chosen.time.step_seconds)} a step, bound by {bound_words(chosen)}"
     if others:
@@ -132,14 +131,14 @@ def _by_retries(other: Candidate, chosen: Candidate) -> str:
     return f" (less headroom: PyTorch's allocator retries, {format_seconds(seconds)} of each step)"
 
 
-def runner_up(other: Candidate, chosen: Candidate, timed: bool) -> str:
+def runner_up(other: Candidate, chosen: Candidate, cluster: Cluster) -> str:
     """What an alternative costs and saves against the choice."""
     saved = chosen.memory.min_vram_bytes - other.memory.min_vram_bytes
-    kind = "GPU memory" if timed else "memory"  # CPU ranks are not timed
+    kind = "memory" if cluster.on_cpu else "GPU memory"
     memory = f"{format_gib(abs(saved), 1)} {'less' if saved > 0 else 'more'} {kind} than the choice"
     if abs(saved) < _SAME_MEMORY_BYTES:
         memory = f"as much {kind} as the choice"
-    if not timed:
+    if cluster.on_cpu:
         return f"{strategy_words(other.strategy)}: {memory}"
     slower = other.time.step_seconds / chosen.time.step_seconds - 1
     pace = pace_words(slower)
@@ -179,42 +178,33 @@ def host_lack_words(memory: MemoryEstimate, cluster: Cluster) -> str:
 
 def _unit(cluster: Cluster) -> str:
     """What a rank has to itself."""
-    return "CPU rank" if cluster.gpu.name == "cpu" else "GPU"
+    return "CPU rank" if cluster.on_cpu else "GPU"
 
 
-def advise(
-    chosen: Candidate,
-    shape: ModelShape,
-    job: Job,
-    cluster: Cluster,
-    memory: MemoryModel,
-    on_loss: Sequence[Note] = (),
-) -> tuple[Note, ...]:
+def advise(space: Space, chosen: Candidate, on_loss: Sequence[Note] = ()) -> tuple[Note, ...]:
     """Remarks that the figures of this plan support, those on its loss among them."""
     advice = [*on_loss]
-    tight = _tight_advice(chosen, cluster)  # after the loss, which is a way out of it
-    advice = [*advice, *tight] if tight else [*unsure_near_limit(chosen, shape, job, cluster), *advice]
-    if chosen.time.bound_by == "launch" and cluster.gpu.name != "cpu":
+    tight = _tight_advice(chosen, space.cluster)  # after the loss, which is a way out of it
+    advice = [*advice, *tight] if tight else [*unsure_near_limit(space, chosen), *advice]
+    if chosen.time.bound_by == "launch" and not space.cluster.on_cpu:
         text = (
             f"torch.compile, or a micro-batch above {chosen.strategy.settings.micro_batch}, would help: "
             "kernel launches bound the step, and both make kernels fewer and larger"
         )
         advice.append(Note("launch-bound", text, "advice"))
-    advice += _idle_advice(chosen, shape, job, cluster)
-    advice += _stage_advice(chosen, job, cluster, memory)
-    return tuple(advice)
+    return (*advice, *_idle_advice(space, chosen), *_stage_advice(space, chosen))
 
 
-def _idle_advice(chosen: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[Note]:
+def _idle_advice(space: Space, chosen: Candidate) -> list[Note]:
     """Where the GPUs reach next to nothing of what they could: what keeps them waiting."""
-    time, strategy = chosen.time, chosen.strategy
-    if job.inference or cluster.gpu.name == "cpu":
+    time, strategy, job, cluster = chosen.time, chosen.strategy, space.job, space.cluster
+    if job.inference or cluster.on_cpu:
         return []
     tokens = strategy.global_batch * job.seq_len
     peaks = cluster.gpu.peak_flops
     peak = peaks.get(strategy.settings.precision) or max(peaks.values())
     per_weight = _FLOPS_A_WEIGHT if job.method == "full" else _FLOPS_A_FROZEN_WEIGHT
-    share = per_weight * shape.matmul_parameters * tokens / time.step_seconds / cluster.gpus / peak
+    share = per_weight * space.shape.matmul_parameters * tokens / time.step_seconds / cluster.gpus / peak
     if share >= _IDLE_SHARE:
         return []
     part = time.parts.get(time.bound_by, 0.0) / time.step_seconds
@@ -273,7 +263,7 @@ def layers_of_room(memory: MemoryEstimate, shape: ModelShape, cluster: Cluster) 
     return room / (_16_BIT * max(stack.layer_parameters for stack in shape.stacks))
 
 
-def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> list[Note]:
+def unsure_near_limit(of: Space | Request, candidate: Candidate) -> list[Note]:
     """That a time is unsure where full checkpointing under ZeRO-3 leaves room for few gathered layers.
 
     Nothing where the strategy ran, and nothing of experts, adapters and CPU ranks: no such run was compared.
@@ -283,15 +273,15 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
         not strategy.settings.divides_weights
         or strategy.data_parallel == 1
         or strategy.checkpointing != "full"
-        or job.method != "full"
-        or shape.experts > 1
+        or of.job.method != "full"
+        or of.shape.experts > 1
         or time.step_seconds_range is None
     ):
         return []
-    layers = layers_of_room(candidate.memory, shape, cluster)
+    layers = layers_of_room(candidate.memory, of.shape, of.cluster)
     if not 0 <= layers <= LAYERS_NEAR_LIMIT:
         return []
-    room = format_gib(cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
+    room = format_gib(of.cluster.gpu.driver_vram_bytes - candidate.memory.min_vram_bytes, 1)
     text = (
         f"the time is unsure so near the GPU's limit: {room} of headroom hold the gathered weights of "
         f"{layers:.1f} layers, and published FSDP runs with room for about ten or fewer took {_LONGER}; "
@@ -301,9 +291,9 @@ def unsure_near_limit(candidate: Candidate, shape: ModelShape, job: Job, cluster
     return [Note("near-limit", text, "advice", short=short)]
 
 
-def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryModel) -> list[Note]:
+def _stage_advice(space: Space, chosen: Candidate) -> list[Note]:
     """Where a higher stage would cost memory instead of saving it."""
-    strategy, settings = chosen.strategy, chosen.strategy.settings
+    strategy, settings, job = chosen.strategy, chosen.strategy.settings, space.job
     if (
         settings.zero_stage in (None, 3)
         or job.inference
@@ -314,7 +304,7 @@ def _stage_advice(chosen: Candidate, job: Job, cluster: Cluster, memory: MemoryM
     own = deepspeed(settings)
     higher = replace(own, zero=replace(own.zero, stage=3, overlap_comm=None))
     try:
-        with_stage = memory(job, replace(strategy, settings=higher), cluster)
+        with_stage = space.memory.known()(job, replace(strategy, settings=higher), space.cluster)
     except MemoryUnknown:
         return []
     more = with_stage.worst.peak_allocated_bytes - chosen.memory.worst.peak_allocated_bytes

@@ -76,7 +76,8 @@ def fixed_options(request: Request) -> list[str]:
         for option, name in _FIXED.items()
         if (value := getattr(request.pins, name)) is not None
         if not (name.endswith("_parallel") and value == 1)
-        if not (request.on_cpu and name.startswith("offload"))  # nobody gave it: all is in host memory
+        # nobody gave offload to CPU ranks: all is in host memory
+        if not (request.cluster.on_cpu and name.startswith("offload"))
     ]
 
 
@@ -148,7 +149,7 @@ def _remedied(request: Request, works: Works, *told: str) -> Iterator[str]:
 
 def more_host_memory(request: Request, works: Works) -> str | None:
     """Offload with more host memory than there is."""
-    if request.cluster.host_limit_bytes is None or request.on_cpu:
+    if request.cluster.host_limit_bytes is None or request.cluster.on_cpu:
         return None
     candidate = _with_least_host(request, works)
     if candidate is None:
@@ -179,7 +180,7 @@ def closest(request: Request, nearest: Candidate | None, works: Works) -> Candid
     if nearest is None:
         return None
     if nearest.memory.min_vram_bytes > request.cluster.gpu.driver_vram_bytes:
-        lacks_both = host_lack_words(nearest.memory, request.cluster) and not request.on_cpu
+        lacks_both = host_lack_words(nearest.memory, request.cluster) and not request.cluster.on_cpu
         return (_with_least_host(request.for_remarks(), works) if lacks_both else None) or nearest
     return works(_with_host(request.for_remarks(), nearest.memory.host_bytes_per_node)) or nearest
 
@@ -190,7 +191,7 @@ def more_gpus(request: Request, works: Works) -> str | None:
     Sequences are divided only where nothing fits otherwise: looking for that too on every number of GPUs
     takes seconds.
     """
-    if request.on_cpu:
+    if request.cluster.on_cpu:
         return None
     whole = replace(request, pins=replace(request.pins, search_sequence=False))
     without = _more_gpus(whole, works) if request.pins.search_sequence else None
@@ -349,7 +350,7 @@ def _values(strategy: Strategy) -> dict[str, object]:
 
 def larger_gpus(nearest: Candidate | None, request: Request) -> list[str]:
     """A sentence: GPUs that the closest strategy fits, where memory of the GPU is all that it lacks."""
-    if nearest is None or request.on_cpu or host_lack_words(nearest.memory, request.cluster):
+    if nearest is None or request.cluster.on_cpu or host_lack_words(nearest.memory, request.cluster):
         return []
     each = format_gib(nearest.memory.min_vram_bytes, 1)
     return [f"GPUs of at least {each} each: {strategy_words(nearest.strategy)}"]

@@ -44,19 +44,21 @@ _HALFWAY = math.sqrt(2)
 """A power of two is the nearest to a number, by ratio, up to this times itself."""
 
 
-def data_ranks(cluster: Cluster, pins: Pins) -> int:
+def _data_ranks(of: Request | Space) -> int:
     """The data-parallel ranks that the fixed degrees leave."""
+    pins = of.pins
     fixed = (pins.tensor_parallel or 1) * (pins.pipeline_parallel or 1) * (pins.sequence_parallel or 1)
-    return max(1, cluster.gpus // fixed)
+    return max(1, of.cluster.gpus // fixed)
 
 
-def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = False) -> tuple[int, Note]:
+def choose_global_batch(request: Request) -> tuple[int, Note]:
     """Sequences per optimizer step and why. Raises InputError: fixed sizes that no division of the GPUs
     meets."""
+    job, pins, gpus = request.job, request.pins, request.cluster.gpus
     if job.global_batch is not None:
         text = f"global batch {job.global_batch}: given"
         return job.global_batch, Note("global-batch-given", text, "given")
-    ranks = data_ranks(cluster, pins)
+    ranks = _data_ranks(request)
     if job.inference:
         micro = pins.micro_batch or 1
         text = f"{counted(micro, 'sequence')} a GPU at a time, of {job.seq_len} tokens in all"
@@ -68,18 +70,18 @@ def choose_global_batch(job: Job, cluster: Cluster, pins: Pins, on_cpu: bool = F
             f"global batch {total}: micro-batch {micro} × accumulation {steps} × {ranks} data-parallel ranks"
         )
         return total, Note("global-batch", text)
-    if on_cpu:
+    if request.cluster.on_cpu:
         text = f"global batch {2 * ranks}, two sequences per CPU rank: ⟨global_batch⟩ not given"
         return 2 * ranks, Note("global-batch", text, "default", short=f"⟨global_batch⟩ {2 * ranks}")
-    per_gpu = _TARGET_TOKENS / job.seq_len / cluster.gpus
+    per_gpu = _TARGET_TOKENS / job.seq_len / gpus
     sequences = 1
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
-    total = sequences * cluster.gpus
-    each = "each of " if cluster.gpus > 1 else ""
+    total = sequences * gpus
+    each = "each of " if gpus > 1 else ""
     text = (
         f"global batch {counted(total, 'sequence')}, {total * job.seq_len:,} tokens a step: "
-        f"⟨global_batch⟩ not given; {sequences} for {each}{counted(cluster.gpus, 'GPU')}, the power of two "
+        f"⟨global_batch⟩ not given; {sequences} for {each}{counted(gpus, 'GPU')}, the power of two "
         f"(at most {_MOST_SEQUENCES_PER_GPU}) that comes nearest to {_TARGET_TOKENS:,} tokens a step"
     )
     return total, Note("global-batch", text, "default", short=f"⟨global_batch⟩ {total:,}")
@@ -113,7 +115,7 @@ def check_batch(result: SearchResult, request: Request) -> None:
     batch, pins = request.job.global_batch, request.pins
     if batch is None:
         return
-    ranks = data_ranks(request.cluster, pins)
+    ranks = _data_ranks(request)
     sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     step = ranks * sequences
     if pins.micro_batch and pins.gradient_accumulation:
@@ -187,13 +189,13 @@ class Plan:
         return self.advice_beside(self.gains)
 
 
-def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> tuple[str, Note]:
+def choose_precision(requested: str, cluster: Cluster) -> tuple[str, Note]:
     """The training precision and why. Raises InputError: the GPU cannot do what was asked."""
     gpu = cluster.gpu
     if requested == "auto":
-        if on_cpu and gpu.supports("bf16"):
+        if cluster.on_cpu and gpu.supports("bf16"):
             return "bf16", Note("precision", "precision bf16: these CPUs have it in hardware")
-        if on_cpu:
+        if cluster.on_cpu:
             return "fp32", Note(
                 "precision",
                 "precision fp32: these CPUs have no bf16 in hardware, where it takes many times as "
@@ -203,9 +205,9 @@ def choose_precision(requested: str, cluster: Cluster, on_cpu: bool = False) -> 
             text = f"precision bf16: {gpu.name} has it in hardware, and it needs no loss scaling"
             return "bf16", Note("precision", text, "given")
         return "fp16", Note("precision", f"precision fp16: {gpu.name} has no bf16 in hardware")
-    if requested == "fp16" and on_cpu:
+    if requested == "fp16" and cluster.on_cpu:
         raise InputError("⟨precision⟩ fp16: DeepSpeed refuses fp16 on CPU ranks; use bf16 or fp32")
-    if requested == "bf16" and not gpu.supports("bf16") and not on_cpu:
+    if requested == "bf16" and not gpu.supports("bf16") and not cluster.on_cpu:
         raise InputError(f"⟨precision⟩ bf16: {gpu.name} has no bf16 in hardware; use fp16")
     return requested, Note("precision-given", f"precision {requested}: given", "given")
 
@@ -224,7 +226,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
     if request.pins.engine == ANY_ENGINE:
         return _of_any_engine(request, top, keep)
     space, notes = make_space(request)
-    check_pins(space, request)
+    check_pins(space)
     result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked and space.cluster.margin == DEFAULT_MARGIN:
         space = replace(space, cluster=replace(space.cluster, margin=0.0))
@@ -234,34 +236,33 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         if result.unknown is not None and result.nearest is None:
             raise result.unknown[1]
         raise NothingFits(_explain(request, result))
-    fewer = (
-        fastest_with_fewer(space, result.ranked[0]) if request.timed and not request.job.inference else None
-    )
+    fewer = fastest_with_fewer(space, result.ranked[0]) if request.timed else None
     idle = ""
     if fewer is not None and not request.all_gpus:
         fastest = search(fewer, top=max(2, top))
-        idle = remedies.left_idle(fastest.ranked[0], result.ranked[0], request.cluster)
+        idle = remedies.left_idle(fastest.ranked[0], result.ranked[0])
         notes = (Note("left-idle", f"{idle}; {remedies.why_idle(result.ranked[0])}"), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = keep(_simplest_first(space, result.ranked, request))
     surer = close_calls.advise(space, chosen, request)
-    exact = request.memory.detailed()(space.job, chosen.strategy, request.cluster)
-    chosen = with_saving(replace(chosen, memory=exact), space.shape, space.job, request.cluster)
-    others = [with_saving(candidate, space.shape, space.job, request.cluster) for candidate in others]
-    if request.timed and not request.job.inference:
+    shape, job, cluster = space.shape, space.job, space.cluster
+    exact = space.memory.detailed()(job, chosen.strategy, cluster)
+    chosen = with_saving(replace(chosen, memory=exact), shape, job, cluster)
+    others = [with_saving(candidate, shape, job, cluster) for candidate in others]
+    if request.timed:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
     surer += close_calls.narrow(chosen, request)
-    why = advice.why(chosen, others, request.cluster, request.timed)
+    why = advice.why(chosen, others, cluster)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,
-        *note_on_choice(chosen, request.cluster, result), *_left_out(result),
-        *(note_on_cores(chosen, request.cluster) if request.timed and not request.on_cpu else ()),
-        *saving_notes(chosen, space.shape, space.job, request.cluster, decides=True),
+        *note_on_choice(chosen, cluster, result), *_left_out(result),
+        *(() if cluster.on_cpu else note_on_cores(chosen, cluster)),
+        *saving_notes(chosen, shape, job, cluster, decides=True),
     )  # fmt: skip
     return Plan(
         chosen=replace(chosen, why=why),
         alternatives=tuple(
-            replace(candidate, why=advice.runner_up(candidate, chosen, request.timed))
+            replace(candidate, why=advice.runner_up(candidate, chosen, cluster))
             for candidate in others[: max(0, top - 1)]
         ),
         rejected=result.rejected,
@@ -269,14 +270,15 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         seconds=result.seconds,
         precision=space.precision,
         global_batch=space.global_batch,
-        cluster=space.cluster,
+        cluster=cluster,
         left_idle=idle,
         assumptions=assumptions,
         gains_told=lambda told: gains(request, space, chosen, chosen_within, told),
         with_fewer=lambda: _with_fewer(request, fewer, chosen),
         advice_beside=lambda told: (
             *surer,
-            *_advice(request, space, chosen, others, on_loss(space, chosen, told)),
+            *advice.advise(space, chosen, on_loss(space, chosen, told)),
+            *(close_call(chosen, others, space.timing) if request.timed else ()),
         ),
     )
 
@@ -295,11 +297,11 @@ def _of_any_engine(request: Request, top: int, keep: Keep) -> Plan:
     first = min(plans, key=lambda plan: plan.chosen.time.step_seconds * (1 + NOISE * (plan is not plans[0])))
     others = [one for plan in plans for one in (plan.chosen, *plan.alternatives) if one is not first.chosen]
     others.sort(key=lambda one: one.time.step_seconds)
-    said = (replace(one, why=advice.runner_up(one, first.chosen, request.timed)) for one in others)
+    said = (replace(one, why=advice.runner_up(one, first.chosen, request.cluster)) for one in others)
     told = [
         Note("engine-left-out", f"⟨engine⟩ {name} left out: {why.marked}") for name, why in refused.items()
     ]
-    why = advice.why(first.chosen, others, request.cluster, request.timed)
+    why = advice.why(first.chosen, others, request.cluster)
     return replace(
         first,
         chosen=replace(first.chosen, why=why),
@@ -319,7 +321,7 @@ def unlike(as_it_is: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def _simplest_first(space: Space, ranked: Sequence[Candidate], request: Request) -> tuple[Candidate, ...]:
     """Fastest first, but for the one that changes least of what the user runs, and the simplest, of those
     that are as fast as the fastest."""
-    if not request.timed or request.job.inference:
+    if not request.timed:
         return tuple(ranked)
     fastest = ranked[0]
     for names in unlike(request.as_it_is):
@@ -332,20 +334,10 @@ def _simplest_first(space: Space, ranked: Sequence[Candidate], request: Request)
     return (first, *(candidate for candidate in ranked if candidate.strategy != first.strategy))
 
 
-def _advice(
-    request: Request, space: Space, chosen: Candidate, others: Sequence[Candidate], of_loss: tuple[Note, ...]
-) -> tuple[Note, ...]:
-    """Remarks that the figures of the choice support; ``of_loss``: those on its loss."""
-    told = advice.advise(chosen, space.shape, space.job, request.cluster, request.memory.known(), of_loss)
-    if not request.timed or request.job.inference:
-        return told
-    return (*told, *close_call(chosen, others, space.timing))
-
-
 def make_space(request: Request) -> tuple[Space, tuple[Note, ...]]:
     """The search space of a request, and what was decided on the way."""
-    precision, why_precision = choose_precision(request.precision, request.cluster, request.on_cpu)
-    batch, why_batch = choose_global_batch(request.job, request.cluster, request.pins, request.on_cpu)
+    precision, why_precision = choose_precision(request.precision, request.cluster)
+    batch, why_batch = choose_global_batch(request)
     job = replace(request.job, global_batch=batch)
     space = Space(
         shape=request.shape,
@@ -356,7 +348,6 @@ def make_space(request: Request) -> tuple[Space, tuple[Note, ...]]:
         global_batch=batch,
         memory=request.memory,
         timing=time_model(request, job),
-        torch_adam=request.on_cpu,
     )
     return space, (why_precision, why_batch)
 
@@ -382,16 +373,16 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
     time = timing.with_retries(timing.estimate(strategy), strategy, memory)
     host_saving = saving(request.shape, job, strategy, request.cluster)
     candidate = Candidate(strategy=strategy, memory=memory, time=time, saving=host_saving)
-    candidate = with_range(candidate, timing) if request.timed and not request.job.inference else candidate
+    candidate = with_range(candidate, timing) if request.timed else candidate
     reason = fits(memory, request.cluster)
     assumed = reason == HOST_REASON and request.cluster.host_ram_bytes is None
     return candidate, reason is None or assumed
 
 
-def check_pins(space: Space, request: Request) -> None:
+def check_pins(space: Space) -> None:
     """Refuse fixed values that cannot be, with the option to change. Raises InputError: names the option."""
-    pins, cluster, batch = request.pins, request.cluster, space.global_batch
-    refuse_placement(request.job, pins.zero_stage, pins.offload_optimizer)
+    pins, cluster, batch = space.pins, space.cluster, space.global_batch
+    refuse_placement(space.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
                          ("⟨sp⟩", pins.sequence_parallel)):  # fmt: skip
         if degree is not None and cluster.gpus % degree:
@@ -407,10 +398,10 @@ def check_pins(space: Space, request: Request) -> None:
     data = cluster.gpus // (tensor * pipeline * sequence)
     layout = Layout(data=data, tensor=tensor, pipeline=pipeline, sequence=sequence)
     engine_of(space).check(space, layout)
-    refused = layout_violation(layout, request.shape, request.job, cluster, pins)
+    refused = layout_violation(layout, space)
     if refused is not None:
         raise InputError(f"{refused.message}; {refused.fix}")
-    refuse_micro_batch(batch, pins, data_ranks(cluster, pins))
+    refuse_micro_batch(batch, pins, _data_ranks(space))
     if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:
         return
     if batch % layout.data and None not in (pins.tensor_parallel, pins.sequence_parallel):
@@ -434,7 +425,7 @@ def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tup
     if fewer is None or not request.all_gpus:
         return ()
     best = search(fewer, top=1).ranked[0]
-    return (remedies.would_be_faster(best, chosen, request.cluster),)
+    return (remedies.would_be_faster(best, chosen),)
 
 
 def _explain(request: Request, result: SearchResult) -> str:
@@ -455,7 +446,7 @@ def _explain(request: Request, result: SearchResult) -> str:
         lines += with_id(nearest.memory.assumptions, "loaded-whole", "not-packed")
     lines += with_id(request.assumptions, "positions-exceeded")
     changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
-    if request.on_cpu:  # on a laptop or a login node, most likely meant for other machines
+    if request.cluster.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:
         lines[0] += " (no GPU was named and none was found here: name yours, ⟨gpus⟩ N ⟨gpu⟩ NAME)"
@@ -470,7 +461,7 @@ def _explain(request: Request, result: SearchResult) -> str:
 
 def _checked_space(request: Request) -> Space:
     space, _ = make_space(request)
-    check_pins(space, request)
+    check_pins(space)
     return space
 
 

@@ -69,7 +69,7 @@ def _with_settings(request: Request, **changes: object) -> Request | None:
     """With other values of DeepSpeed's settings, where weights have 16 bits and DeepSpeed makes an Adam."""
     job, pins = request.job, request.pins
     is_adam = (job.optimizer or "").lower() in ("adam", "adamw")
-    if job.inference or request.on_cpu or request.precision == "fp32" or not is_adam:
+    if job.inference or request.cluster.on_cpu or request.precision == "fp32" or not is_adam:
         return None
     settings = replace(pins.settings, **changes)
     return None if settings == pins.settings else replace(request, pins=replace(pins, settings=settings))
@@ -94,7 +94,7 @@ def _fused_loss(request: Request) -> Request | None:
 
 def _eight_bits(request: Request) -> Request | None:
     job, pins = request.job, request.pins
-    if job.inference or request.on_cpu or (job.optimizer or "").lower() not in ("adam", "adamw"):
+    if job.inference or request.cluster.on_cpu or (job.optimizer or "").lower() not in ("adam", "adamw"):
         return None
     if pins.offload_optimizer not in (None, "none"):
         return None  # DeepSpeed offloads no optimizer that the script makes
@@ -102,7 +102,7 @@ def _eight_bits(request: Request) -> Request | None:
 
 
 def _sixteen_bits(request: Request) -> Request | None:
-    is_slower = request.on_cpu or not request.cluster.gpu.supports("bf16")
+    is_slower = request.cluster.on_cpu or not request.cluster.gpu.supports("bf16")
     return None if request.precision != "fp32" or is_slower else replace(request, precision="bf16")
 
 
@@ -114,7 +114,7 @@ def _half_as_long(request: Request) -> Request | None:
 
 
 def _under_fsdp2(request: Request) -> Request | None:
-    is_other = request.on_cpu or request.pins.engine != "deepspeed"
+    is_other = request.cluster.on_cpu or request.pins.engine != "deepspeed"
     return None if is_other else replace(request, pins=replace(request.pins, engine="fsdp2"))
 
 
@@ -133,7 +133,7 @@ def _frozen_tower(request: Request) -> Request | None:
 def _twice_the_gpus(request: Request) -> Request | None:
     cluster, batch = request.cluster, request.job.global_batch
     gpus = 2 * cluster.gpus
-    if request.on_cpu or (batch is not None and batch % gpus):
+    if request.cluster.on_cpu or (batch is not None and batch % gpus):
         return None
     nodes = cluster.nodes if gpus // cluster.nodes <= cluster.gpu.max_gpus_per_node else 2 * cluster.nodes
     return replace(request, cluster=replace(cluster, gpus=gpus, nodes=nodes))
@@ -172,7 +172,7 @@ def _in_bits(kind: str, request: Request) -> Request | None:
 
 
 def _on_nvme(request: Request) -> Request | None:
-    if request.cluster.nvme_path is not None or request.on_cpu:
+    if request.cluster.nvme_path is not None or request.cluster.on_cpu:
         return None
     return replace(request, cluster=replace(request.cluster, nvme_path="/nvme"))
 
@@ -291,7 +291,7 @@ def gains(
     Args:
         told: the remedies that are asked for, by where they are told.
     """
-    if not request.timed or request.job.inference:
+    if not request.timed:
         return ()
     if chosen.memory.basis == REHEARSED:
         told = tuple(one for one in told if one in ("script", "pipeline"))
@@ -380,12 +380,12 @@ def on_cluster(space: Space, cluster: Cluster) -> Space:
     return replace(space, cluster=cluster, timing=timing)
 
 
-def left_idle(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
+def left_idle(best: Candidate, on_all: Candidate) -> str:
     """That the plan does not use all GPUs, what that gains, and how it would."""
-    used = best.strategy.world_size
+    used, gpus = best.strategy.world_size, on_all.strategy.world_size
     verb = "is" if used == 1 else "are"
     return (
-        f"{used} of the {cluster.gpus} GPUs {verb} used and {cluster.gpus - used} left idle, which is "
+        f"{used} of the {gpus} GPUs {verb} used and {gpus - used} left idle, which is "
         f"{gain_words(best, on_all)} faster; ⟨all_gpus⟩ plans for all"
     )
 
@@ -399,11 +399,11 @@ def why_idle(on_all: Candidate) -> str:
     )
 
 
-def would_be_faster(best: Candidate, on_all: Candidate, cluster: Cluster) -> str:
+def would_be_faster(best: Candidate, on_all: Candidate) -> str:
     """What a plan that uses all GPUs misses."""
-    strategy = best.strategy
+    strategy, gpus = best.strategy, on_all.strategy.world_size
     return (
-        f"{gain_words(best, on_all)} faster with {strategy.world_size} of the {cluster.gpus} GPUs "
+        f"{gain_words(best, on_all)} faster with {strategy.world_size} of the {gpus} GPUs "
         f"({strategy_words(strategy)}): {_PACE[on_all.time.bound_by]} sets the pace; then plan with "
         f"⟨gpus⟩ {strategy.world_size} ⟨global_batch⟩ {strategy.global_batch}"
     )

@@ -239,7 +239,7 @@ class Search:
                 * max(1, len(pairs))
             )
             self.candidates += size
-            refused = layout_violation(layout, space.shape, space.job, space.cluster, space.pins)
+            refused = layout_violation(layout, space)
             if refused is not None or not pairs:
                 self.rejected[refused.reason if refused else BATCH_REASON] += size
                 continue

@@ -149,7 +149,7 @@ def _fits_on(request: Request, gpu: Gpu, job: Job, pins: Pins, count: int) -> Ca
     """The fastest plan on ``count`` GPUs. Raises InputError: what is asked for cannot be on so many."""
     sized = replace(request, job=job, pins=pins, cluster=_cluster(request, gpu, count))
     space, _ = make_space(sized)
-    check_pins(space, sized)
+    check_pins(space)
     result = search(space, top=1)
     if not result.ranked:
         if result.unknown is not None:

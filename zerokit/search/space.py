@@ -86,22 +86,20 @@ class Layout:
         return {f"{name}_parallel": getattr(self, name) for name in names}
 
 
-def layout_violation(
-    layout: Layout, shape: ModelShape, job: Job, cluster: Cluster, pins: Pins
-) -> Violation | None:
+def layout_violation(layout: Layout, of: Request | Space) -> Violation | None:
     """The first rule that forbids this layout, or that makes it one not to be searched unless it is fixed."""
     setup = Setup(
         settings=_NO_SETTINGS,
-        world_size=cluster.gpus,
+        world_size=of.cluster.gpus,
         tensor_parallel=layout.tensor,
         pipeline_parallel=layout.pipeline,
         sequence_parallel=layout.sequence,
-        gpus_per_node=cluster.gpus_per_node,
-        key_value_heads=shape.kv_heads,
-        model=shape,
-        job=job,
+        gpus_per_node=of.cluster.gpus_per_node,
+        key_value_heads=of.shape.kv_heads,
+        model=of.shape,
+        job=of.job,
     )
-    fixed = pins.tensor_parallel is not None
+    fixed = of.pins.tensor_parallel is not None
     violations = (v for v in layout_violations(setup) if v.rule.severity == "error" or not fixed)
     return next(violations, None)
 
@@ -136,7 +134,7 @@ def unmodelled_with_loss(job: Job, shape: ModelShape, cluster: Cluster, pins: Pi
         return None
     if shape.head != "causal":
         return f"a model whose head is {shape.head!r}"
-    if cluster.gpu.name == "cpu":
+    if cluster.on_cpu:
         return "CPU ranks, where these libraries compute otherwise"
     asked = {
         "tp": pins.search_tensor or (pins.tensor_parallel or 1) > 1,
@@ -187,7 +185,6 @@ class Request:
         as_it_is: pins of what the user runs today, which is as good as what is not faster than it; so is
             ``own_engine``, where any may be taken.
         all_gpus: use them all, even where fewer are faster.
-        timed: whether step times may be shown (they are not, for CPU ranks).
     """
 
     shape: ModelShape
@@ -201,9 +198,12 @@ class Request:
     constants: Constants = HUGGING_FACE
     calibration: Calibration | None = None
     all_gpus: bool = False
-    timed: bool = True
-    on_cpu: bool = False
     assumptions: tuple[Note, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        """Whether steps are told apart by their time: not those of CPU ranks, and not of serving."""
+        return not (self.cluster.on_cpu or self.job.inference)
 
     def for_remarks(self) -> Request:
         """The request as it is searched for remarks."""
@@ -222,7 +222,6 @@ class Space:
     global_batch: int
     memory: MemoryModel
     timing: TimeModel
-    torch_adam: bool = False
 
 
 def batches(space: Space, layout: Layout) -> Iterator[tuple[int, int]]:

@@ -69,7 +69,7 @@ def retry_seconds(
     host at a time (two GPUs took 1.8 times as long as one), and the ranks of a node reach it together.
     It never falls as ``headroom`` shrinks, from what any run must have on (``fits.EXPANDABLE_BYTES``).
     """
-    if job.inference or headroom < 0 or cluster.gpu.name == "cpu":
+    if job.inference or headroom < 0 or cluster.on_cpu:
         return 0.0
     per_byte = constants.remap_seconds_per_byte * cluster.gpus_per_node
     seconds = 0.0

@@ -79,7 +79,7 @@ class Unmeasured:
 def unmeasured(model: TimeModel, strategy: Strategy) -> Iterator[Unmeasured]:
     """What the strategy's time depends on and nothing says."""
     calibration, cluster = model.calibration, model.cluster
-    if cluster.gpu.name == "cpu":
+    if cluster.on_cpu:
         return
     low = calibration.host_factor_low or calibration.host_factor or FASTEST
     high = calibration.host_factor_high or calibration.host_factor or SLOWEST

@@ -190,7 +190,7 @@ class Traffic(Spread):
     def _gpu_paced(self, work: Work) -> float:
         """What a micro-batch grows by for each second that the GPU takes longer: the slope of the smooth
         maximum of GPU and host."""
-        power = 1.0 if self.cluster.gpu.name == "cpu" else self.constants.launch_join
+        power = 1.0 if self.cluster.on_cpu else self.constants.launch_join
         share = min(1.0, work.gpu_seconds / work.seconds) if work.seconds else 1.0
         return math.pow(share, power - 1)
 
@@ -397,7 +397,7 @@ class TimeModel:
         host_forward, host_backward = count * launch, passes * count * launch_backward + hooks
         slowest = self._slowest_rank(strategy, host_forward + host_backward)
         # CPU ranks launch on the cores that compute: one after the other
-        power = 1.0 if self.cluster.gpu.name == "cpu" else c.launch_join
+        power = 1.0 if self.cluster.on_cpu else c.launch_join
         layer_seconds = (
             _join(forward + part * crossing, slowest * host_forward, power),
             _join(backward + (1 - part) * crossing, slowest * host_backward, power),

@@ -58,7 +58,7 @@ class TrialRehearsals:
     _rehearse: Rehearse | None = None
 
     def __post_init__(self) -> None:
-        if self.request.on_cpu:
+        if self.request.cluster.on_cpu:
             self.why_none = "a rehearsal tells the memory of GPUs, and these are CPU ranks"
         elif self.rehearsing is None or not self.seconds:
             self.why_none = "⟨rehearsal_seconds⟩ is 0"

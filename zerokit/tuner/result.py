@@ -43,7 +43,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "script": tuning.target.name,
         "steps": tuning.launch_options.stop_after_steps,
         "most_seconds_per_trial": tuning.launch_options.limit_seconds,
-        "most_rehearsal_seconds": 0.0 if tuning.request.on_cpu else tuning.rehearsals.seconds,
+        "most_rehearsal_seconds": 0.0 if tuning.request.cluster.on_cpu else tuning.rehearsals.seconds,
         "trials": [_row(trial, tuning) for trial in tuning.trials],
         "rehearsals": tuning.rehearsals.to_dict(),
         "not_rehearsed": None if why_none is None else as_options(why_none),
@@ -111,7 +111,7 @@ def _next(tuning: Tuning, best: Trial) -> str:
     """How to run the plan that was kept."""
     target = tuning.target
     target_words = ["-m", str(target.module)] if target.script is None else [target.script]
-    device = ["--device", "cpu"] if tuning.request.on_cpu else []
+    device = ["--device", "cpu"] if tuning.request.cluster.on_cpu else []
     style, found = tuning.launch_options.style, "none"
     with suppress(ZerokitError):
         found = read_target(target).style

@@ -260,7 +260,7 @@ class Tuning:
         refuse_other_engines(options, ["deepspeed"], "tune runs DeepSpeed's plans alone")
         read = resolve(with_optimizer_of(script_options, _of_this_machine(options)), say=say)
         request = read.request
-        if not request.on_cpu and not read.found_here:
+        if not request.cluster.on_cpu and not read.found_here:
             raise InputError("tune runs here, and no GPU was found; ⟨device⟩ cpu tunes on CPU ranks")
         named = named_model(script_options)
         if named is not None and (unlike := another_model(*named, read.options, None)) is not None:
@@ -281,7 +281,7 @@ class Tuning:
             for candidate in distinct([plan.chosen, *plan.alternatives], count)
         ]
         launch_options = LaunchOptions(
-            target=target, device="cpu" if request.on_cpu else "cuda", launcher=settings["launcher"],
+            target=target, device="cpu" if request.cluster.on_cpu else "cuda", launcher=settings["launcher"],
             style=style, heartbeat=settings["heartbeat"], grace=settings["grace"], show=settings["show"],
             show_progress=show_progress, stop_after_steps=int(settings["steps"]),
             limit_seconds=settings["timeout"], command="tune", no_arguments=True, accept_mismatch=True,
@@ -391,7 +391,7 @@ class Tuning:
     ) -> dict[str, str]:
         planned = PlannedStrategy(
             candidate=trial.candidate, job=self.job, cluster=self.request.cluster,
-            notes=self.plan.assumptions, timed=self.request.timed, on_cpu=self.request.on_cpu,
+            notes=self.plan.assumptions,
             script=self.rehearsals.profile(trial.arguments), parameters=self.request.shape.parameters,
         )  # fmt: skip
         return write_plan(folder, planned, self.options, assumptions=self.plan.assumptions, measured=measured)

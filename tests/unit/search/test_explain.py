@@ -41,7 +41,7 @@ def test_a_next_best_that_was_not_rehearsed_is_said_to_be(
     def on(candidate: Candidate, basis: str) -> Candidate:
         return replace(candidate, memory=replace(candidate.memory, basis=basis))
 
-    said = runner_up(on(plan.alternatives[0], of_other), on(plan.chosen, of_choice), timed=True)
+    said = runner_up(on(plan.alternatives[0], of_other), on(plan.chosen, of_choice), plan.cluster)
     assert ("not rehearsed, estimated" in said) is is_said, said
 
 

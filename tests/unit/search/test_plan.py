@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 
 from tests.support.requests import Asked, request_for
-from zerokit.catalog import gpus
-from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.errors import InputError, NothingFits
 from zerokit.search.explain import lack_words
@@ -159,8 +157,7 @@ def test_what_would_fit_with_the_scripts_help_is_named() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 24, 1024])
 def test_the_chosen_global_batch_is_a_multiple_of_the_gpus_and_says_why(count: int) -> None:
-    cluster = Cluster(gpu=gpus.load("h200"), gpus=count)
-    batch, why = choose_global_batch(Job(seq_len=4096), cluster, Pins())
+    batch, why = choose_global_batch(request_for(count=count, job=Job(seq_len=4096)))
     assert batch % count == 0 and 1 <= batch // count <= 32
     assert f"{batch:,} sequence" in why
 

@@ -39,7 +39,7 @@ def everything(space: Space):  # type: ignore[no-untyped-def]
     """Brute force: every point of the declared space that is legal and fits, with its time."""
     engine = engine_of(space)
     for layout in layouts(space.cluster, space.pins):
-        if layout_violation(layout, space.shape, space.job, space.cluster, space.pins):
+        if layout_violation(layout, space):
             continue
         choices = engine.placements(space.pins, space)
         for placement, mode, (micro, steps) in itertools.product(

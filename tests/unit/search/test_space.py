@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.requests import request_for
-from zerokit.catalog import gpus, models
-from zerokit.domain.families import from_config
-from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.errors import InputError
 from zerokit.search.plan import make_plan
@@ -62,9 +59,8 @@ def test_ulysses_takes_heads_that_it_can_divide(model: str, degree: int, words: 
     """deepspeed/runtime/sequence_parallel/ulysses_sp.py:149 and 161."""
     broken = layout_violation(
         Layout(data=1, tensor=1, pipeline=1, sequence=degree),
-        from_config(models.load(model).hf_config, name=model), Job(seq_len=4000),
-        Cluster(gpu=gpus.load("h200"), gpus=degree), Pins(sequence_parallel=degree),
-    )  # fmt: skip
+        request_for(model, "h200", degree, job=Job(seq_len=4000), pins=Pins(sequence_parallel=degree)),
+    )
     assert (broken is None) if words is None else (broken is not None and words in broken.message)
 
 

@@ -15,6 +15,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.script_profile import RehearsedStrategy
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
+from zerokit.planner.request import resolve
 from zerokit.script.arguments import ScriptOptions
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import read_script
@@ -123,5 +124,6 @@ def test_nothing_is_rehearsed_in_no_time_or_on_cpu_ranks() -> None:
     before = planned(tuned)
     assert tuned.choose(before) == before
     assert tuned.why_none is not None and json.dumps(tuned.to_dict()) == "[]"
-    on_cpu = replace(tuned, request=replace(tuned.request, on_cpu=True), why_none=None, seconds=600)
+    request = resolve({"params": "20m", "gpus": 2, "device": "cpu"}).request
+    on_cpu = replace(tuned, request=request, why_none=None, seconds=600)
     assert "CPU ranks" in (on_cpu.why_none or "")
