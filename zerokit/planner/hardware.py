@@ -22,7 +22,13 @@ from zerokit.units import (
 )
 from zerokit.values import frozen_dataclass, replace
 
-MAX_GPUS = 1 << 20
+_MOST_GPUS = 1 << 20
+_MOST = {
+    **dict.fromkeys(("gpus", "nodes", "tp", "pp", "sp"), _MOST_GPUS),
+    **dict.fromkeys(("seq_len", "new_tokens"), 10**8), "lora_rank": 65536, "images": 10_000,
+}  # fmt: skip
+"""What a whole number may be at most, where that is not :data:`_MOST_ELSE`."""
+_MOST_ELSE = 10**9
 
 
 def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
@@ -37,16 +43,16 @@ def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     return str(value)
 
 
-def integer(options: Mapping[str, Any], name: str, maximum: int = 10**9) -> int | None:
-    """A whole number; ``None`` when it was not given. Raises InputError: not a whole number from 1 to
-    ``maximum``."""
+def integer(options: Mapping[str, Any], name: str) -> int | None:
+    """A whole number; ``None`` when it was not given. Raises InputError: not a whole number, below 1 or above
+    what the option takes."""
     value = options.get(name)
     if value in (None, "auto"):
         return None
     example = "4096" if name == "seq_len" else "8"
     thousands = re.fullmatch(r"(\d+)\s*[kK]", str(value)) if name == "seq_len" else None
     value = int(thousands[1]) * 1024 if thousands else value  # as contexts are named: 4k, 128k
-    return parse_positive_int(value, f"⟨{name}⟩", maximum, example=example)
+    return parse_positive_int(value, f"⟨{name}⟩", _MOST.get(name, _MOST_ELSE), example=example)
 
 
 def share(options: Mapping[str, Any], name: str) -> float | None:
@@ -84,18 +90,18 @@ def hardware(options: Mapping[str, Any]) -> Hardware:
     if device == "local" and (options.get("gpu") or options.get("vram")):
         raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ local, which is this machine's hardware")
     _refuse_number_with_name(options)
-    gpus, nodes = integer(options, "gpus", MAX_GPUS), integer(options, "nodes", MAX_GPUS)
+    gpus, nodes = (integer(options, name) for name in ("gpus", "nodes"))
     host_ram = parse_bytes(options["host_ram"], "⟨host_ram⟩") if options.get("host_ram") else None
     if device == "cpu":
-        return _cpu_ranks(gpus, nodes, host_ram, (), options)
+        if options.get("gpu") or options.get("vram"):
+            raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ cpu; ⟨host_ram⟩ SIZE sets the memory")
+        return _cpu_ranks(gpus, nodes, host_ram, ())
     gpu, reasons, detected, named = _gpu(options)
     notes = notes_of("gpu", reasons, "hardware")
     assumed = gpu is None
     if gpu is None:
         if device == "local":
-            return _cpu_ranks(
-                gpus, nodes, host_ram, (*notes, "planned for CPU ranks of this machine"), options
-            )
+            return _cpu_ranks(gpus, nodes, host_ram, (*notes, "planned for CPU ranks of this machine"))
         from zerokit.catalog import gpus as catalog
 
         gpu = catalog.load(DEFAULT_GPU)
@@ -264,13 +270,10 @@ def _this_host() -> tuple[int | None, str]:
 
 
 def _cpu_ranks(
-    ranks: int | None, nodes: int | None, host_ram: int | None, reasons: tuple[str, ...],
-    options: Mapping[str, Any],
-) -> Hardware:  # fmt: skip
+    ranks: int | None, nodes: int | None, host_ram: int | None, reasons: tuple[str, ...]
+) -> Hardware:
     if nodes not in (None, 1):
         raise InputError("⟨nodes⟩: CPU ranks are planned for one node")
-    if options.get("gpu") or options.get("vram"):
-        raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ cpu; ⟨host_ram⟩ SIZE sets the memory")
     from zerokit.machine.host import bf16_in_hardware, detect_host
 
     host, notes = detect_host(), notes_of("cpu-ranks", reasons, "hardware")

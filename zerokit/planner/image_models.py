@@ -15,7 +15,6 @@ from zerokit.planner.options import parse_image_size
 from zerokit.units import counted, format_count
 from zerokit.values import frozen_dataclass
 
-_MOST_IMAGES = 10_000
 _NOT_WITH = (
     ("tp", "tensor parallelism"), ("pp", "pipelines"), ("sp", "sequence parallelism"),
     ("inference", "inference"), ("params", "a bare size"),
@@ -35,7 +34,7 @@ class RequestedImages:
 def requested_images(options: Mapping[str, Any]) -> RequestedImages | None:
     """The images asked for; ``None``: none. Raises InputError: something is missing, or what is asked for
     beside them is not modelled with images."""
-    count, size = integer(options, "images", _MOST_IMAGES), options.get("image_size")
+    count, size = integer(options, "images"), options.get("image_size")
     tower = choice(options, "vision_tower", TOWERS)
     if count is None:
         for name, value in (("image_size", size), ("vision_tower", tower)):

@@ -21,12 +21,13 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_idle
-from zerokit.planner.hardware import MAX_GPUS, Hardware, choice, count, doubted_vram, hardware, integer, share
+from zerokit.planner.hardware import Hardware, choice, count, doubted_vram, hardware, integer, share
 from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
@@ -197,7 +198,7 @@ def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> i
     """The length of a sequence; what to say of it is added to ``notes``. Raises InputError: the model fails
     at such a length."""
     max_seq_len = chosen.max_seq_len
-    length = integer(options, "seq_len", 10**8)
+    length = integer(options, "seq_len")
     if str(options.get("seq_len")).strip()[-1:] in ("k", "K"):
         text = f"sequences of {length:,} tokens: ⟨seq_len⟩ {options['seq_len']}, in units of 1,024"
         notes.append(Note("seq-len-units", text))
@@ -233,7 +234,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     method, inference = (choice(options, "method", METHODS) or "full"), bool(options.get("inference"))
     quantization = choice(options, "quant", QUANTIZATIONS) or "none"
     notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
-    new_tokens = integer(options, "new_tokens", 10**8)
+    new_tokens = integer(options, "new_tokens")
     if new_tokens is not None and not inference:
         raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
     if new_tokens is not None and new_tokens >= length:
@@ -292,7 +293,7 @@ def _adapters(
 ) -> Lora | None:
     """The adapters that are trained; ``row``: the trainer's defaults. Raises InputError: they are described
     where all weights are trained, on no module, or with a dropout that peft refuses."""
-    rank, targets = integer(options, "lora_rank", 65536), options.get("lora_targets")
+    rank, targets = integer(options, "lora_rank"), options.get("lora_targets")
     dropout = share(options, "lora_dropout")
     if method == "full":
         if rank or targets or dropout is not None:
@@ -453,37 +454,33 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         stage = int(str(zero))
     any_engine = options.get("engine") == ANY_ENGINE
     overlap = choice(options, "overlap_comm", ("on", "off"))
-    optimizer = choice(options, "offload_optimizer", OFFLOAD_DEVICES)
-    parameters = choice(options, "offload_param", OFFLOAD_DEVICES)
-    devices = {"offload_optimizer": optimizer, "offload_param": parameters}
-    offloads = [f"⟨{name}⟩ {device}" for name, device in devices.items() if device not in (None, "none")]
+    fixed: dict[str, Any] = {
+        name: choice(options, name, OFFLOAD_DEVICES) for name in ("offload_optimizer", "offload_param")
+    }
+    offloads = [f"⟨{name}⟩ {device}" for name, device in fixed.items() if device not in (None, "none")]
     if on_cpu and offloads:
         raise InputError(
             f"{', '.join(offloads)}: CPU ranks hold everything in host memory already; leave "
             f"{'it' if len(offloads) == 1 else 'them'} out"
         )
-    if "nvme" in (optimizer, parameters) and not options.get("nvme"):
+    if "nvme" in fixed.values() and not options.get("nvme"):
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
+    fixed |= dict.fromkeys(fixed, "none") if on_cpu else {}
+    for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
+                 "gradient_accumulation"):  # fmt: skip
+        fixed[name] = integer(options, SETTINGS[name].argument)
+    for name in ("reduce_bucket", "prefetch_bucket", "persistence", "sub_group"):
+        fixed[f"{name}_{'threshold' if name == 'persistence' else 'size'}"] = count(options, name)
     return Pins(
         engine=ANY_ENGINE if any_engine else choice(options, "engine", (*ENGINES, ANY_ENGINE)) or "deepspeed",
         load_dtype=choice(options, "load_dtype", PRECISIONS),
         zero_stage=stage,
-        offload_optimizer="none" if on_cpu else optimizer,
-        offload_param="none" if on_cpu else parameters,
-        tensor_parallel=integer(options, "tp", MAX_GPUS),
-        pipeline_parallel=integer(options, "pp", MAX_GPUS),
-        sequence_parallel=integer(options, "sp", MAX_GPUS),
-        micro_batch=integer(options, "micro_batch"),
-        gradient_accumulation=integer(options, "gradient_accumulation"),
         checkpointing=choice(options, "checkpointing", CHECKPOINTINGS),
-        reduce_bucket_size=count(options, "reduce_bucket"),
-        prefetch_bucket_size=count(options, "prefetch_bucket"),
-        persistence_threshold=count(options, "persistence"),
-        sub_group_size=count(options, "sub_group"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),
         settings=_fixed_settings(options),
         # a server is started for the degrees it is given; a training script must do its part
         search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
         search_sequence=options.get("sp") == "auto",
+        **fixed,
     )

@@ -140,7 +140,7 @@ class ScriptDecisions:
         """Stop where other sequences were asked for than the script feeds: no plan changes its data."""
         engine = done.engine or {}
         tokens = fed_tokens(engine, planned.sequence_parallel)
-        asked = integer(self.asked, "seq_len", 10**8)
+        asked = integer(self.asked, "seq_len")
         if asked is None or tokens is None or not (done.model or {}).get("config"):
             return
         if engine.get("batch_rows") == 1 and planned.settings.micro_batch > 1:

@@ -274,7 +274,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         left_idle=idle,
         assumptions=assumptions,
         gains_told=lambda told: gains(request, space, chosen, chosen_within, told),
-        with_fewer=lambda: _with_fewer(request, fewer, chosen),
+        with_fewer=lambda: _with_fewer(fewer if request.all_gpus else None, chosen),
         advice_beside=lambda told: (
             *surer,
             *advice.advise(space, chosen, on_loss(space, chosen, told)),
@@ -420,12 +420,9 @@ def _left_out(result: SearchResult) -> tuple[Note, ...]:
     return (Note("left-out", text + why.marked),)
 
 
-def _with_fewer(request: Request, fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:
-    """What fewer GPUs would gain, where all of them were asked for."""
-    if fewer is None or not request.all_gpus:
-        return ()
-    best = search(fewer, top=1).ranked[0]
-    return (remedies.would_be_faster(best, chosen),)
+def _with_fewer(fewer: Space | None, chosen: Candidate) -> tuple[str, ...]:
+    """What fewer GPUs would gain; ``fewer``: None where they gain nothing, or were not left out."""
+    return () if fewer is None else (remedies.would_be_faster(search(fewer, top=1).ranked[0], chosen),)
 
 
 def _explain(request: Request, result: SearchResult) -> str:
