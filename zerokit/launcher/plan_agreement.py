@@ -45,7 +45,7 @@ _BATCH = ("micro_batch", "gradient_accumulation")
 def read_of_source(facts: ScriptFacts, target: Target, command: str) -> tuple[str | None, list[str]]:
     """Why the script will not train, if so, and what to say of its arguments, which stand behind options of
     ``command``. Raises InputError: an option of the command stands among them."""
-    notes = argument_warnings.misplaced(facts, target.name, target.arguments, command)
+    notes = argument_warnings.misplaced(facts, target, command)
     options = argument_warnings.without_defaults(facts, target.arguments)
     untrained = argument_warnings.why_no_training(options)
     notes += [warning("untrained", f"no training step will be seen: {untrained}")] if untrained else []

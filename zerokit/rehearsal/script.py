@@ -155,7 +155,7 @@ def prepare(
     if read is not None and read[1] is None:
         chosen = "accelerate"  # which alone tells ranks of FSDP2
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
-    notes += misplaced(facts, target.name, target.arguments, "rehearse")
+    notes += misplaced(facts, target, "rehearse")
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
     untrained = why_no_training(script_options)
     notes += [warning("untrained", f"no training step will be seen: {untrained}")] if untrained else []

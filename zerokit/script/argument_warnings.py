@@ -10,6 +10,7 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.notes import warning
 from zerokit.script.arguments import ScriptOptions, truth
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.suggest import misspelt
 
@@ -64,13 +65,12 @@ _LIKE_TRAINING_ARGUMENTS = ("--deepspeed", "--output_dir")
 """Fields of TrainingArguments that begin as an option of a command."""
 
 
-def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command: str) -> list[str]:
+def misplaced(facts: ScriptFacts, target: Target, command: str) -> list[str]:
     """A warning of an option of a command that the script gets, where its parser is not in its own source.
 
     Args:
         facts: of the script's source.
-        script: its name, as it was given.
-        arguments: what stands after it.
+        target: the script, and what stands after it.
         command: one of :data:`OPTIONS`.
 
     Raises:
@@ -93,6 +93,7 @@ def misplaced(facts: ScriptFacts, script: str, arguments: Sequence[str], command
         may_be_field = parses_fields and any(one.startswith(name) for one in _LIKE_TRAINING_ARGUMENTS)
         return facts.lacks(name) and not may_be_field
 
+    script, arguments = target.name, target.arguments
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     name = next(filter(is_misplaced, (word.partition("=")[0] for word in own)), None)
     if name is None:

@@ -142,7 +142,7 @@ class ScriptPlanning:
         """Probe the script, search, and rehearse what comes to the front. Raises InputError, NothingFits: as
         for a plan without a script."""
         facts = read_target(self.target)
-        unread_options = misplaced(facts, self.target.name, self.target.arguments, "plan")
+        unread_options = misplaced(facts, self.target, "plan")
         named = of_missing_model(without_defaults(facts, self.target.arguments))
         for line in (*unread_options, *named):
             self.say(line)

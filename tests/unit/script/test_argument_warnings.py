@@ -28,6 +28,7 @@ from zerokit.script.argument_warnings import (
     why_not_resumed,
     without_defaults,
 )
+from zerokit.script.entry_points import Target
 from zerokit.script.reader import read_script
 
 IN_CODE = (
@@ -64,9 +65,9 @@ def test_an_option_of_launch_behind_a_script_without_it(
     facts = read_script(script, None)
     if refused:
         with pytest.raises(InputError, match="stand before the script: zerokit launch --"):
-            misplaced(facts, "train.py", arguments, "launch")
+            misplaced(facts, Target("train.py", None, tuple(arguments)), "launch")
         return
-    said = misplaced(facts, "train.py", arguments, "launch")
+    said = misplaced(facts, Target("train.py", None, tuple(arguments)), "launch")
     assert said == [] if refused is None else with_level(said[0]).startswith("warning: --dry-run")
 
 
@@ -81,9 +82,10 @@ def test_an_option_of_launch_behind_a_script_without_it(
 )
 def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, fix: str) -> None:
     facts = read_script(write_script(tmp_path, PARSER.format("")), None)
+    target = Target("train.py", None, ("--steps", "3", option))
     with pytest.raises(InputError, match=fix):
-        misplaced(facts, "train.py", ["--steps", "3", option], command)
-    assert misplaced(facts, "train.py", ["--steps", "3", option], "launch") == []
+        misplaced(facts, target, command)
+    assert misplaced(facts, target, "launch") == []
 
 
 @pytest.mark.parametrize(

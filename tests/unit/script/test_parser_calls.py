@@ -10,6 +10,7 @@ import pytest
 from tests.support.ranks import write_script
 from zerokit.errors import InputError
 from zerokit.script.argument_warnings import misplaced
+from zerokit.script.entry_points import Target
 from zerokit.script.parser_calls import parser_calls
 from zerokit.script.reader import read_script
 
@@ -40,7 +41,7 @@ def is_refused(script: Path) -> bool:
     """Whether an option of launch among its arguments is known to be none of the script's."""
     facts = read_script(script, None)
     try:
-        return misplaced(facts, "train.py", ["--recipe", "4"], "launch") != []
+        return misplaced(facts, Target("train.py", None, ("--recipe", "4")), "launch") != []
     except InputError:
         return True
 
