@@ -40,6 +40,32 @@ NAMED = {
 }
 
 
+_AXOLOTLS = r"model(.language_model)?.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("tinyllama-1.1b", _AXOLOTLS),
+        ("qwen3-30b-a3b", _AXOLOTLS),  # no experts
+        ("falcon-7b", r".*\.(query_key_value|dense)"),
+        ("bart-large", r".*\.self_attn\.(q|v)_proj"),  # no cross-attention
+    ],
+)
+def test_a_pattern_takes_what_peft_takes(name: str, pattern: str) -> None:
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    entry, _ = models.resolve(name)
+    built = build(entry.hf_config, Variant(attention="eager"), head=entry.head)
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(built.model, peft.LoraConfig(r=8, target_modules=pattern))
+    shape = from_config(entry.hf_config, name=name, parameters=entry.parameters, head=entry.head)
+    ends = tuple(f".{one}" for one in shape.fitting(pattern) or ())
+    paths = [
+        path.replace(".base_layer", "") for path, _ in built.model.named_modules() if ".lora_" not in path
+    ]
+    assert sorted(adapted.targeted_module_names) == sorted({path for path in paths if path.endswith(ends)})
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if at % 4 else ()) for at, name in enumerate(NAMED)]
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,11 +72,21 @@ def kept_of(hf_config: Mapping[str, Any], kv_heads: int) -> Kept:
     )
 
 
-__all__ = ["ALL_LINEAR", "Gemm", "Linear", "ModelShape", "Stack", "scaled"]
+__all__ = ["ALL_LINEAR", "Gemm", "Linear", "ModelShape", "Stack", "is_pattern", "scaled"]
 
 
 ALL_LINEAR = "all-linear"
 """Of adapters' targets: every linear module but the output head."""
+_OF_PATTERNS = frozenset("\\()[]{}|*+?^$")
+_LAYER_LISTS = ("model.layers", "model.language_model.layers", "language_model.model.layers", "transformer.h",
+                "gpt_neox.layers", "model.decoder.layers")  # fmt: skip
+"""Where models of Transformers have their decoder's layers."""
+
+
+def is_pattern(targets: str) -> bool:
+    """Whether adapters' targets are no names but a pattern for whole paths, as peft takes a text
+    (peft/tuners/tuners_utils.py, ``check_target_module_exists``, 0.21)."""
+    return not _OF_PATTERNS.isdisjoint(targets)
 
 
 @frozen_dataclass
@@ -217,6 +228,28 @@ class ModelShape:
     def linear_modules(self) -> tuple[Linear, ...]:
         """Linear modules of all layers that are known by name; of each stack once."""
         return tuple(module for stack in self.stacks for gemm in stack.gemms for module in gemm.modules)
+
+    def fitting(self, pattern: str) -> tuple[str, ...] | None:
+        """Names of the linear modules that a pattern takes in every layer; None: in some layers alone.
+
+        Raises:
+            re.error: the pattern is none.
+        """
+        fits = re.compile(pattern).fullmatch
+        taken: dict[str, bool] = {}
+        for stack in self.stacks:
+            for path in (module.path for gemm in stack.gemms for module in gemm.modules):
+                of_layers = {
+                    any(fits(f"{start}.{layer}.{path}") for start in _LAYER_LISTS)
+                    for layer in range(stack.layers)
+                }
+                if len(of_layers) > 1:
+                    return None
+                taken[path] = taken.get(path, False) or of_layers == {True}
+        names = {path: path.rpartition(".")[2] for path in taken}
+        missed = {names[path] for path, is_taken in taken.items() if not is_taken}
+        found = [path if names[path] in missed else names[path] for path, one in taken.items() if one]
+        return tuple(dict.fromkeys(found))
 
     @property
     def layer_kernels(self) -> float:

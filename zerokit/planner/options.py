@@ -96,7 +96,8 @@ class PlanOptions(TypedDict, total=False):
     lora_rank: Annotated[Whole, Option("Job", "R", parse_positive_int)]
     """Rank of the adapters. [default: 16]"""
     lora_targets: Annotated[str | Sequence[str] | None, Option("Job", "NAMES", _targets)]
-    """Modules with adapters, comma-separated; peft: those that it takes by itself. [default: all-linear]"""
+    """Modules with adapters, comma-separated, or a pattern of whole paths as peft takes it; peft: those that
+    it takes by itself. [default: all-linear]"""
     trainer: Annotated[Trainer | None, Option("Job")]
     """Whose defaults count where nothing else is given: dropout of adapters, loss, checkpointing of an
     estimate, 4-bit constants. [default: raw]"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from zerokit.domain.job import (
     Job,
     Lora,
 )
-from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.model_shape import ALL_LINEAR, ModelShape, is_pattern
 from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
@@ -141,6 +142,8 @@ def resolve(
     job, notes = _job(options, chosen)
     if job.lora is not None and not job.lora.dropout:  # a trainer's default is none where peft refuses it
         given["lora-dropout"] = "0"
+    if job.lora is not None and "lora-targets" in given:  # by name, whatever says them
+        given["lora-targets"] = ",".join(job.lora.targets)
     machine = hardware(options)
     if (doubted := doubted_vram(options)) is not None:
         say(doubted)
@@ -299,7 +302,9 @@ def _adapters(
         if rank or targets or dropout is not None:
             raise InputError("⟨lora_rank⟩, ⟨lora_targets⟩, ⟨lora_dropout⟩: only with ⟨method⟩ lora or qlora")
         return None
-    names = tuple(part.strip() for part in str(targets or "all-linear").split(",") if part.strip())
+    names = tuple(part.strip() for part in str(targets or ALL_LINEAR).split(",") if part.strip())
+    if is_pattern(str(targets or "")):
+        names = _fitting(str(targets), chosen.shape, notes)
     if names == ("peft",):
         family = chosen.shape.family
         if family not in PEFT_TARGETS:
@@ -324,6 +329,23 @@ def _adapters(
         lora = replace(lora, dropout=0.0)
         notes.append(Note("no-lora-dropout", f"⟨lora_dropout⟩ 0: {refused}; the script must set it"))
     return lora
+
+
+def _fitting(pattern: str, shape: ModelShape, notes: list[Note]) -> tuple[str, ...]:
+    """The modules that a pattern takes; every linear one where those cannot be told. Raises InputError: it is
+    no pattern."""
+    try:
+        names = shape.fitting(pattern)
+    except re.error as error:
+        raise InputError(f"⟨lora_targets⟩ {pattern}: {error}; a pattern is one of Python's re") from None
+    if names:
+        notes.append(Note("adapters-by-pattern", f"adapters on {', '.join(names)}: what fits {pattern}"))
+        return names
+    fits_none = f"it fits no known module of {shape.name}'s layers"
+    why = "it takes some layers only" if names is None else fits_none
+    text = f"adapters counted on every linear module: ⟨lora_targets⟩ {pattern} is not modelled, {why}"
+    notes.append(Note("pattern-not-modelled", text, level="warning"))
+    return (ALL_LINEAR,)
 
 
 def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: str) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from zerokit.domain.model_shape import is_pattern
 from zerokit.trainer_files.says import Says
 from zerokit.values import frozen_dataclass
 
-_NAME = re.compile(r"[\w.]+")
 ATTENTIONS = {name: name for name in ("sdpa", "eager", "flash_attention_2")}
 """Names of Transformers that are an option's too."""
 TORCH_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -44,18 +43,14 @@ def take_checkpointing(says: Says, key: str, is_on: bool) -> None:
 
 
 def take_targets(says: Says, key: str, of_all: tuple[str, ...] = ("all", "all-linear")) -> None:
-    """Take the modules that get adapters: a list, a text with commas, or ``all``."""
-    value = says(key)
-    names = value if isinstance(value, list) else str(value or "").split(",")
+    """Take the modules that get adapters: a list, a text with commas, a pattern, or ``all``."""
+    value = says(key) or ""
+    names = value if isinstance(value, list) else [value] if is_pattern(str(value)) else str(value).split(",")
     names = [str(name).strip() for name in names if str(name).strip()]
-    if not names:
-        return
     if any(name in of_all for name in names):
         says.take("lora_targets", key, "all-linear")
-    elif all(_NAME.fullmatch(name) for name in names):
+    elif names:
         says.take("lora_targets", key, ",".join(names))
-    else:
-        says.leave_out(key, "a pattern: adapters are counted on every linear module")
 
 
 def take_constants(says: Says, key: str, *, nested: bool) -> None:

@@ -342,3 +342,29 @@ def test_a_plan_for_a_script_ends_with_its_command_and_what_a_launch_adds(
     assert "--per_device_train_batch_size 2" in added and "--gradient_accumulation_steps" not in added
     _, out, _ = call(capsys, *job, *given, "--json", "--", *command)
     assert json.loads(out)["added_arguments"][:2] == ["--per_device_train_batch_size", "2"]
+
+
+_ADAPTED = ("plan", "--model", "tinyllama-1.1b", "--gpus", "1", "--gpu", "h100", "--method", "lora")
+
+
+@pytest.mark.parametrize(
+    ("targets", "recorded", "said"),
+    [
+        (r"model\.layers\.\d+\.self_attn\.(q|v)_proj", "q_proj,v_proj", "adapters-by-pattern"),
+        (r"model\.layers\.[0-3]\..*", "all-linear", "pattern-not-modelled"),
+        ("q_.*", "all-linear", "pattern-not-modelled"),  # no whole path begins so
+        ("peft", "q_proj,v_proj", "peft-targets"),
+    ],
+)
+def test_adapters_are_recorded_by_name(
+    targets: str, recorded: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever says them: launch compares names with those of the run."""
+    plan = as_json(capsys, *_ADAPTED, "--lora-targets", targets)
+    assert plan["request"]["lora-targets"] == recorded
+    assert said in {note["id"] for note in plan["notes"]}
+
+
+def test_a_pattern_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = call(capsys, *_ADAPTED, "--lora-targets", "q_(proj")
+    assert code == 2 and "unterminated" in said
