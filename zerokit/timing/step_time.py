@@ -383,6 +383,9 @@ class TimeModel:
         head_forward, head_backward = kernels.head
         if self.job.inference:
             backward = head_backward = 0.0
+        # pairs pass through a reference model too, forward alone
+        forwards = 2.0 if self.job.defaults.reference and not self.job.inference else 1.0
+        forward, head_forward = forwards * forward, forwards * head_forward
         exchange = self.traffic.activations(strategy)
         crossing = sum(exchange.values())
         part = 1.0 if self.job.inference else _FORWARD_SHARE[strategy.checkpointing]
@@ -394,7 +397,7 @@ class TimeModel:
             engine = self.traffic.engine(strategy)
             backward += engine.gradients(strategy)
             hooks = engine.hooks(strategy)
-        host_forward, host_backward = count * launch, passes * count * launch_backward + hooks
+        host_forward, host_backward = forwards * count * launch, passes * count * launch_backward + hooks
         slowest = self._slowest_rank(strategy, host_forward + host_backward)
         # CPU ranks launch on the cores that compute: one after the other
         power = 1.0 if self.cluster.on_cpu else c.launch_join
@@ -407,7 +410,7 @@ class TimeModel:
         )
         layer_seconds = (layer_seconds[0] * factor, layer_seconds[1] * factor)
         head_seconds = (
-            _join(head_forward, c.launch_seconds, power),
+            _join(head_forward, forwards * c.launch_seconds, power),
             _join(head_backward, c.launch_seconds, power) if passes else 0.0,
         )
         return Work(

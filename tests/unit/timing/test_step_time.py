@@ -362,3 +362,19 @@ def test_the_network_is_that_of_the_gpus_usual_nodes_unless_it_is_given() -> Non
     assert replace(h100, gpus=4).node_network_bytes_per_second == 2 * 400e9 / 8
     assert replace(h100, network_bytes_per_second=1e9).node_network_bytes_per_second == 1e9
     assert Cluster(gpu=gpus.load("rtx-4090"), gpus=16, nodes=2).node_network_bytes_per_second == 50e9
+
+
+def test_pairs_pass_through_their_reference_model_too() -> None:
+    def passes(trainer: str, micro_batch: int) -> tuple[float, float]:
+        settings = DeepSpeedSettings(precision="bf16", micro_batch=micro_batch)
+        job = Job(seq_len=2048, global_batch=micro_batch, method="lora", trainer=trainer, loss="standard")
+        cluster = Cluster(gpu=gpus.load("h200"), gpus=1, nodes=1)
+        work = TimeModel(shape_of("llama-3.1-8b"), job, cluster, HUGGING_FACE, Calibration()).work(
+            Strategy(settings=settings, data_parallel=1)
+        )
+        return work.forward_seconds, work.backward_seconds
+
+    forward, backward = passes("trl-dpo", 2)  # TRL's DPOTrainer, dpo_trainer.py:1338
+    policy = passes("trl-reward", 2)  # as many rows of pairs, no reference
+    assert forward == pytest.approx(2 * policy[0], rel=0.01)
+    assert backward == pytest.approx(policy[1], rel=0.01)
