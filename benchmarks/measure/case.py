@@ -42,6 +42,9 @@ DEFAULTS: dict[str, Any] = {
     "plan": None,  # a folder that zerokit plan wrote, relative to the working folder
     "gate": False,  # onto its GPUs only when no other gated run is on them; start-up overlaps
     "about": None,  # what the case is for: kept in its row
+    "engine": "deepspeed",  # or, in a series, "fsdp2" or "none" by Accelerate, in bf16
+    "fsdp2": None,  # of Accelerate's plugin, beside what every case has
+    "pairs": False,  # of a series: DPO, each sequence of the batch twice, with a reference pass
 }
 
 _OPTIMIZER = {

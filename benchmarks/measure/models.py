@@ -113,6 +113,12 @@ def quantise(model: torch.nn.Module) -> None:
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
+def _where_built(case: Mapping[str, Any]) -> torch.device:
+    """Below stage 3 DeepSpeed moves the weights, as quantisation does."""
+    moved = case["engine"] == "deepspeed" or case["quantized"]
+    return torch.device("cpu") if moved else device()
+
+
 def build(case: Mapping[str, Any]) -> torch.nn.Module:
     """The model: on the CPU below stage 3, under ``deepspeed.zero.Init`` at stage 3."""
     import transformers
@@ -133,14 +139,14 @@ def build(case: Mapping[str, Any]) -> torch.nn.Module:
         with deepspeed.zero.Init(config_dict_or_path=settings), _own_initialisation():
             model = auto.from_config(config, **options)
     else:
-        with _quick_noise():
+        with _quick_noise(), _where_built(case):
             model = auto.from_config(config, **options)
     model.train()
     if case["quantized"]:
         quantise(model)
     if case["activation_checkpointing"] == "selective":
         zerokit.selective_checkpointing(model)
-    elif case["activation_checkpointing"]:
+    elif case["activation_checkpointing"] and case["engine"] != "fsdp2":  # whose plugin does it
         kwargs = {"use_reentrant": case["use_reentrant"]}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     if case["lora"]:
