@@ -26,13 +26,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.packages import needs
-from tests.support.pages import ROOT, lay_out, lay_out_hub, sh_commands, write_failed_run
+from tests.support.pages import ROOT, lay_out, lay_out_hub, lay_out_snapshots, sh_commands, write_failed_run
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FIRST_PLAN = re.compile(r"^\$ (zerokit plan (?!.*--device cpu)[^#\n]*)$", re.MULTILINE)
 ANY_PLAN = "zerokit plan --model qwen2.5-1.5b --gpus 8 --gpu h100-sxm-80gb"
 IS_SLOW = re.compile(r"zerokit rehearse |-m trl\.|--(out|plan) (cpu-plan|dpo-plan|plan)( |$)")
 REHEARSAL = "docs/rehearsal.md"
+EXPLAIN = "docs/guide/explain.md"
 FROM_THE_HUB = (REHEARSAL, "docs/quickstart/trl.md")  # every command of theirs is slow
 FAILED_RUN = Path("runs/20260131-120000-train")
 PACKAGING = "tests/test_packaging.py::test_nothing_but_the_base_dependencies_is_there"
@@ -135,6 +136,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         "#compdef zerokit",
         "complete .*zerokit",
         r"^\d$",
+    ),
+    EXPLAIN: (
+        r"had no room for 0\.12 GiB in forward at .*fix: .*batch",
+        r"more than in before\.pickle \+60\.0 MiB activations Block",
+        r"backward .* predicted 0\.42 GiB",
     ),
     "docs/guide/launch.md": (DRY + " --num_train_epochs 3",),
     "docs/out-of-memory.md": (
@@ -239,6 +245,8 @@ class Folders:
         assert done.returncode == 0, done.stdout
         if command.page == REHEARSAL:
             shutil.copytree(folder / "zerokit-plan", folder / "out")
+        if command.page == EXPLAIN:
+            lay_out_snapshots(folder)
         write_failed_run(folder / FAILED_RUN, folder / "zerokit-plan")
         if command.page in FROM_THE_HUB:
             lay_out_hub(folder)

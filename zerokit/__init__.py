@@ -1,6 +1,7 @@
 """zerokit: plan, launch and measure DeepSpeed training before the GPU hours are spent.
 
-``plan``, ``estimate``, ``size``, ``check``, ``convert``, ``rehearse``, ``launch``, ``tune``:
+``plan``, ``estimate``, ``size``, ``check``, ``convert``, ``rehearse``, ``explain``, ``launch``,
+``tune``:
 :mod:`zerokit.api`. Inside a training script: ``phase``, ``snapshot``, ``compare``
 (:mod:`zerokit.instrument.script_api`) and ``selective_checkpointing``. Around several rehearsals:
 ``shared_imports``. Each is imported when it is first asked for.
@@ -27,6 +28,7 @@ __all__ = [
     "compare",
     "convert",
     "estimate",
+    "explain",
     "launch",
     "phase",
     "plan",
@@ -39,14 +41,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from zerokit.api import check, convert, estimate, launch, plan, rehearse, size, tune
+    from zerokit.api import check, convert, estimate, explain, launch, plan, rehearse, size, tune
     from zerokit.instrument.script_api import compare, phase, snapshot
     from zerokit.rehearsal.zygote import shared_imports
     from zerokit.trace.recording.selective import selective_checkpointing
 
 _ROOM_OF = {
     **dict.fromkeys(
-        ("check", "convert", "estimate", "launch", "plan", "rehearse", "size", "tune"), "zerokit.api"
+        ("check", "convert", "estimate", "explain", "launch", "plan", "rehearse", "size", "tune"),
+        "zerokit.api",
     ),
     **dict.fromkeys(("compare", "phase", "snapshot"), "zerokit.instrument.script_api"),
     "selective_checkpointing": "zerokit.trace.recording.selective",

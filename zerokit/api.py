@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from zerokit.planner.size_result import SizeResult
     from zerokit.rehearsal.result import Rehearsal
     from zerokit.script.entry_points import Target
+    from zerokit.snapshots.explanation import Explanation
     from zerokit.trainer_files.reading import TrainerFile
     from zerokit.tuner.result import TuneResult
 
-__all__ = ["check", "convert", "estimate", "launch", "plan", "rehearse", "size", "tune"]
+__all__ = ["check", "convert", "estimate", "explain", "launch", "plan", "rehearse", "size", "tune"]
 
 Path = str | os.PathLike[str]
 
@@ -378,6 +379,30 @@ def rehearse(asked: RehearsalArguments) -> Rehearsal:
 
     target = named_target(asked.script, asked.module, asked.arguments)
     return rehearse_target(target, replace(asked, say=plainly(asked.say)))
+
+
+def explain(snapshot: Path, later: Path | None = None, *, rehearsal: Path | None = None) -> Explanation:
+    """Say what a memory snapshot of PyTorch's holds, without running anything of the file; of two, what grew.
+
+    Args:
+        snapshot: a file of ``torch.cuda.memory._dump_snapshot``. ``later``: another, which is explained in
+            its place and compared with it.
+        rehearsal: the result of ``zerokit rehearse --json`` of the same command, shown beside it.
+
+    Returns:
+        By device, in bytes: the peak by phase, what was live at it by module and line, what stays from step
+        to step, what is free and in which pieces, and why an allocation failed. ``notes`` say what the file
+        does not tell.
+
+    Raises:
+        InputError: a file that cannot be read or is none of these.
+    """
+    from pathlib import Path as FilePath
+
+    from zerokit.snapshots.explanation import explain as explain_files
+
+    named = [FilePath(path) for path in (snapshot, later) if path is not None]
+    return explain_files(*named, rehearsal=FilePath(rehearsal) if rehearsal is not None else None)
 
 
 @partial(shows_options, own=TuneOptions)

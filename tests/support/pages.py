@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from tests.support.run_reports import ERROR, OOM, write_rank
+from tests.support.snapshots import recorded
 from tests.support.tinyjob import make_model, make_rows, preferences, texts
 from zerokit.launcher.verdict.saved_run import load_run
 
@@ -114,6 +115,18 @@ def lay_out_hub(folder: Path) -> None:
         make_model(folder / name)
     make_rows(folder / "data", texts())
     make_rows(folder / "trl-lib" / "ultrafeedback_binarized", preferences())
+
+
+def lay_out_snapshots(folder: Path) -> None:
+    """Memory snapshots that were recorded on a GPU, and a rehearsal of one phase of theirs."""
+    for name, of in (("oom", "oom"), ("before", "plain"), ("after", "plain-long")):
+        shutil.copy(recorded(of), folder / f"{name}.pickle")
+    rehearsed = {
+        "schema": "zerokit.rehearsal/1",
+        "complete": True,
+        "ranks": [{"phases": {"backward": 430 << 20}}],
+    }
+    (folder / "rehearsal.json").write_text(json.dumps(rehearsed))
 
 
 def write_failed_run(run: Path, plan: Path) -> None:

@@ -182,6 +182,7 @@ def commands(name: str) -> list[list[str]]:
         ["emit", "deepspeed", "--plan", path],
         ["convert", json_file], ["convert", yaml_file, "--out", f"{path}/new"], ["convert", path, "--json"],
         ["rehearse", "--gpu", name, "t.py"], ["rehearse", "--versions", json_file, f"{path}/absent.py"],
+        ["explain", json_file], ["explain", path, name], ["explain", json_file, "--rehearsal", json_file],
         ["rehearse", "--plan", path, "t.py"], ["rehearse", f"{path}/absent"],
         ["tune", "--params", "1b", "--gpus", "2", "--device", "cpu", "--dry-run", "t.py", name],
         ["tune", "--recipe", "./recipe.yaml", "--dry-run", "t.py"],

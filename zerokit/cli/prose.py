@@ -8,14 +8,17 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerokit import messages
-from zerokit.cli.say import is_styled
+from zerokit.cli.say import is_styled, write
 from zerokit.fields import as_options
 from zerokit.messages import typed
+
+if TYPE_CHECKING:
+    from zerokit.rehearsal.sections import Section
 
 _NARROWEST, _WIDEST = 40, 100
 _JOINED = "\x00"  # a space that no line ends at
@@ -114,3 +117,15 @@ def wrapped(text: str, first: str = "", later: str = "    ") -> list[str]:
         return [first + text]
     lines = textwrap.wrap(text, limit, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
     return lines or [first]
+
+
+def show_section(section: Section) -> None:
+    """A title, its sentences and its rows, a line each."""
+    write()
+    indent = "" if section.rank is not None else "  "
+    write("\n".join(wrapped(section.title, indent, indent + "  ")))
+    for line in section.lines:
+        write("\n".join(wrapped(line, indent + "  ", indent + "    ")))
+    rows = [(indent, *row) for row in section.rows[: section.most]]
+    if rows:
+        write("\n".join(aligned(rows, right=(section.right + 1,))))

@@ -41,15 +41,7 @@ def show(done: Rehearsal, following: Sequence[NextStep] = ()) -> None:
         _echo(done.trained_by)
     _echo(f"versions: {', '.join(f'{name} {version}' for name, version in done.versions.items())}")
     for section in sections(done):
-        # A title, its sentences and its rows, a line each
-        write()
-        indent = "" if section.rank is not None else "  "
-        _echo(section.title, indent=indent)
-        for line in section.lines:
-            _echo(line, indent=indent + "  ")
-        rows = [(indent, *row) for row in section.rows[: section.most]]
-        if rows:
-            write("\n".join(prose.aligned(rows, right=(section.right + 1,))))
+        prose.show_section(section)
     for warning in done.warnings:
         if warning not in done.of_feed:
             _echo(f"warning: {warning}")

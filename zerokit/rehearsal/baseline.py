@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from zerokit.rehearsal.result import (
     GrownPart,
     Growth,
     HeldAtPeak,
-    RankMemory,
     Rehearsal,
     SinceBaseline,
 )
@@ -106,7 +105,7 @@ def _pairs(before: Rehearsal, done: Rehearsal) -> Iterator[Growth]:
         for phase, size in new.phases.items():
             yield Growth(
                 measure="peak", phase=phase, rank=new.rank, before=old.phases.get(phase, 0), now=size,
-                parts=_grown_parts(old, new, phase),
+                parts=grown_parts(old.at_peaks.get(phase, ()), new.at_peaks.get(phase, ())),
             )  # fmt: skip
         yield Growth(
             measure="reserved", rank=new.rank, before=old.peak_reserved_bytes, now=new.peak_reserved_bytes
@@ -122,10 +121,9 @@ def _is_growth(pair: Growth, share: float) -> bool:
     return pair.now - pair.before > max(least, pair.before * least_share)
 
 
-def _grown_parts(before: RankMemory, now: RankMemory, phase: str) -> tuple[GrownPart, ...]:
-    """What was live at a phase's peak and is larger now, most first. Lines above it may have come or gone: a
-    file is compared as a whole, and the line named that holds most of what it did not hold before."""
-    old, new = before.at_peaks.get(phase, ()), now.at_peaks.get(phase, ())
+def grown_parts(old: Iterable[HeldAtPeak], new: Iterable[HeldAtPeak]) -> tuple[GrownPart, ...]:
+    """What was live at a peak and is larger now, most first. Lines above it may have come or gone: a file is
+    compared as a whole, and the line named that holds most of what it did not hold before."""
     earlier, by_line = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in old:
         earlier[_part(row)] += row.bytes

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerokit import __version__
 from zerokit.rehearsal.result import RankMemory, Rehearsal
-from zerokit.rehearsal.sections import Section, sections
+from zerokit.rehearsal.sections import Section, live_in_sum, sections
 from zerokit.report import charts
 from zerokit.report.context import made_at, model_words, read_context, script_and_model
 from zerokit.report.html import fill
@@ -51,11 +50,18 @@ def render_html(done: Rehearsal, page: RehearsalPage) -> str:
         subject=f"{plain(script_and_model(page.script, model))} on {done.gpus} × {done.gpu}",
         facts=_facts(done, page, model, str(plain(request.get("method", "")))),
         answer=_answer(done),
-        sections=[
-            (one, one.title[:1].upper() + one.title[1:], _phases(one.rank) if one.rank is not None else None)
-            for one in (*sections(done), *_summed(done))
-        ],
+        sections=drawn(
+            (*sections(done), *(one for rank in done.ranks for one in live_in_sum(rank, f"rank {rank.rank}")))
+        ),
     )
+
+
+def drawn(told: Iterable[Section], of: str = "rank") -> list[tuple[Section, str, Any]]:
+    """Sections as a page takes them: with a title, and a chart where they have peaks by phase."""
+    return [
+        (one, one.title[:1].upper() + one.title[1:], _phases(one.rank, of) if one.rank is not None else None)
+        for one in told
+    ]
 
 
 def _facts(done: Rehearsal, page: RehearsalPage, model: str, method: str) -> list[tuple[str, str]]:
@@ -83,8 +89,8 @@ def _model(done: Rehearsal, request: Mapping[str, Any]) -> str:
     return model_words({**request, "model": named}, done.engine or {})
 
 
-def _phases(rank: RankMemory) -> Any:
-    """The chart of a rank's peaks; None: there are none."""
+def _phases(rank: RankMemory, of: str) -> Any:
+    """The chart of the peaks of a rank, or of what else ``of`` names; None: there are none."""
     bars = [
         charts.Bar(
             label=name, parts=[("peak allocated", size, "c0")],
@@ -92,20 +98,7 @@ def _phases(rank: RankMemory) -> Any:
         )
         for name, size in rank.phases.items()
     ]  # fmt: skip
-    return charts.bars(f"Peak by phase, rank {rank.rank}: GPU memory allocated", bars) if bars else None
-
-
-def _summed(done: Rehearsal) -> Iterator[Section]:
-    """What is live at each rank's peak by module, and by line; the largest first."""
-    for rank in done.ranks:
-        modules, lines = Counter[str](), Counter[str]()
-        for row in rank.at_peak:
-            modules[row.module or "outside of modules"] += row.bytes
-            lines[row.location or "smaller than 1 MiB each"] += row.bytes
-        for kind, totals in (("module", modules), ("line", lines)) if rank.at_peak else ():
-            rows = tuple((format_gib(size), what) for what, size in totals.most_common())
-            title = f"live at the peak of rank {rank.rank}, by {kind}"
-            yield Section(title=title, heads=("bytes", kind), rows=rows)
+    return charts.bars(f"Peak by phase, {of} {rank.rank}: GPU memory allocated", bars) if bars else None
 
 
 def _answer(done: Rehearsal) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -90,12 +91,29 @@ def _of_rank(rank: RankMemory, done: Rehearsal) -> Iterator[Section]:
         rows=tuple((name, format_gib(size), text) for name, size, text in rows),
     )  # fmt: skip
     if rank.at_peak:
-        of = f", rank {rank.rank}" if len(done.ranks) > 1 else ""
-        held = ((format_gib(row.bytes), row.what, row.module, row.location) for row in rank.at_peak)
-        yield Section(
-            title=f"live at the peak{of}", heads=("bytes", "what", "module", "line"), rows=tuple(held),
-            most=_MOST_ROWS,
-        )  # fmt: skip
+        yield live_at_peak(rank, f", rank {rank.rank}" if len(done.ranks) > 1 else "")
+
+
+def live_at_peak(rank: RankMemory, of: str = "") -> Section:
+    """What was live at the largest peak of a rank, row by row."""
+    held = ((format_gib(row.bytes), row.what, row.module, row.location) for row in rank.at_peak)
+    return Section(
+        title=f"live at the peak{of}",
+        heads=("bytes", "what", "module", "line"),
+        rows=tuple(held),
+        most=_MOST_ROWS,
+    )
+
+
+def live_in_sum(rank: RankMemory, of: str) -> Iterator[Section]:
+    """Yield what is live at a peak by module, and by line; the largest first."""
+    modules, lines = Counter[str](), Counter[str]()
+    for row in rank.at_peak:
+        modules[row.module or "outside of modules"] += row.bytes
+        lines[row.location or "smaller than 1 MiB each"] += row.bytes
+    for kind, totals in (("module", modules), ("line", lines)) if rank.at_peak else ():
+        rows = tuple((format_gib(size), what) for what, size in totals.most_common())
+        yield Section(title=f"live at the peak of {of}, by {kind}", heads=("bytes", kind), rows=rows)
 
 
 def _of_step(step: StepTime) -> Section:

@@ -1,0 +1,155 @@
+"""What recorded snapshots tell, against counters, planted leaks and sizes that are known."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.snapshots import TRUTH, recorded, unpickled, written
+from zerokit.errors import InputError
+from zerokit.snapshots.explanation import DeviceMemory, Explanation, explain, explain_file
+from zerokit.snapshots.sections import answer, sections
+
+TEN = (
+    "plain", "plain-long", "checkpointing", "lora", "trainer", "zero-2", "zero-3", "compiled", "generation",
+    "expandable",
+)  # fmt: skip
+LEAKS = [name for name in TRUTH if name.startswith("leak-")]
+_BATCH_BYTES = 1 << 15
+
+
+@functools.cache
+def _device(name: str) -> DeviceMemory:
+    (device,) = explain_file(recorded(name)).devices
+    return device
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_the_peak_is_given_to_modules_and_phases(name: str) -> None:
+    device = _device(name)
+    assert device.memory.peak_allocated_bytes == TRUTH[name]["peak_allocated"]
+    assert device.given_bytes >= 0.95 * device.memory.peak_allocated_bytes
+    assert device.lined_bytes >= 0.95 * device.memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_peaks_by_phase_are_those_between_the_calls(name: str) -> None:
+    phases, truth = _device(name).memory.phases, TRUTH[name]["phases"]
+    for phase in ("init", "forward", "backward", "step", "generate"):
+        if phase in truth:
+            assert phases[phase] == truth[phase]
+    if truth.get("load"):  # a first batch is loaded, too, and read beside the model
+        assert 0 <= phases["load"] - truth["load"] <= 2 * _BATCH_BYTES
+
+
+def test_what_is_live_has_the_sizes_of_the_model() -> None:
+    for name in ("plain", "trainer", "checkpointing"):
+        held = Counter[str]()
+        for row in _device(name).memory.at_peak:
+            held[row.what] += row.bytes
+        truth = TRUTH[name]
+        assert held["model"] == pytest.approx(truth["weights"], rel=0.02)
+        assert held["optimizer states"] == pytest.approx(truth["optimizer_states"], rel=0.02)
+        assert held["cuBLAS workspace"] == 2 * (32 << 20)  # forward's thread and backward's
+
+
+def test_modules_are_classes_where_their_source_is_known() -> None:
+    modules = {row.module for row in _device("trainer").memory.at_peak}
+    assert {"LlamaMLP", "LlamaAttention", "LlamaRMSNorm", "Adam", "Module.to"} <= modules
+    assert {row.module for row in _device("plain").memory.at_peak} >= {"Block", "Classifier"}
+
+
+def test_modules_are_files_where_their_source_is_not_known(tmp_path: Path) -> None:
+    snapshot = unpickled("plain")
+    del snapshot["zerokit"]
+    (device,) = explain_file(written(tmp_path / "plain.pickle", snapshot)).devices
+    assert "/job/jobs.py" in {row.module for row in device.memory.at_peak}
+    assert device.given_bytes == device.memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_planted_leaks_are_found_with_their_line(name: str) -> None:
+    (line,) = TRUTH[name]["planted"].values()
+    found = {stay.location: stay for stay in _device(name).stays}
+    assert found[f"/job/jobs.py:{line}"].bytes_per_step > 0
+    if name not in ("leak-losses", "leak-exceptions"):  # whose graph and arguments stay as well
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_nothing_stays_where_nothing_was_planted(name: str) -> None:
+    assert _device(name).stays == ()
+
+
+def test_a_failed_allocation_says_why_and_what_to_do() -> None:
+    failed = _device("oom").out_of_memory
+    assert failed is not None
+    assert failed.asked_bytes == TRUTH["oom"]["asked"]
+    assert failed.driver_free_bytes == TRUTH["oom"]["device_free"]
+    assert (failed.phase, failed.module) == ("forward", "Block")
+    assert "batch" in failed.fix
+    assert "set_per_process_memory_fraction" in failed.reason
+
+
+def test_free_memory_in_pieces_is_told_from_none() -> None:
+    failed = _device("oom-fragmented").out_of_memory
+    assert failed is not None
+    assert failed.free_bytes == 70 * (4 << 20) >= failed.asked_bytes > failed.largest_free_bytes == 4 << 20
+    assert "expandable_segments" in failed.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("without-history", "there is no history"),
+        ("state-only", "there is no history"),
+        ("without-stacks", "there are no stacks"),
+        ("cut-short", "max_entries had cut"),
+        ("begun-late", "recording began later"),
+    ],
+)
+def test_what_a_file_does_not_tell_is_said(name: str, words: str) -> None:
+    told = explain_file(recorded(name))
+    assert words in told.notes[0]
+    (device,) = told.devices
+    assert device.given_bytes < 0.95 * device.memory.peak_allocated_bytes
+    assert any("no known phase and module" in line for section in sections(told) for line in section.lines)
+
+
+def test_two_snapshots_tell_what_grew() -> None:
+    told = explain(recorded("plain"), recorded("plain-long"))
+    assert told.grown is not None
+    grown = told.grown[0][0]
+    assert (grown.what, grown.module) == ("activations", "Block")
+    assert explain(recorded("plain"), recorded("plain")).grown == {0: ()}
+
+
+def test_a_rehearsal_stands_beside_what_was_seen(tmp_path: Path) -> None:
+    phases = {
+        "load": TRUTH["plain"]["phases"]["load"],
+        "forward": 292765184,
+        "backward": 300000000,
+        "eval": 1,
+    }
+    path = tmp_path / "rehearsal.json"
+    path.write_text(
+        json.dumps({"schema": "zerokit.rehearsal/1", "complete": True, "ranks": [{"phases": phases}]})
+    )
+    told = explain(recorded("plain"), rehearsal=path)
+    rows = {row[0]: row[2] for row in next(iter(sections(told))).rows}
+    assert rows["backward"] == "← peak  predicted 0.28 GiB, +6.6% seen"
+    assert rows["step"] == "not rehearsed"
+    assert "not seen" in rows["eval"]
+    path.write_text("{}")
+    with pytest.raises(InputError, match="rehearse"):
+        explain(recorded("plain"), rehearsal=path)
+
+
+def test_the_answer_begins_with_what_failed_or_grows() -> None:
+    assert answer(explain_file(recorded("oom")))[0].startswith("GPU 0 had no room for 0.12 GiB in forward")
+    assert "/job/jobs.py:563" in answer(explain_file(recorded("leak-average")))[-1]
+    assert answer(Explanation(path="x", devices=())) == []

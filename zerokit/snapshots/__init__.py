@@ -1,0 +1,1 @@
+"""PyTorch's memory snapshots: read without running anything of them, replayed, and explained."""
