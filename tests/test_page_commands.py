@@ -131,6 +131,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         "Written: back/",
     ),
     "docs/deepspeed-or-fsdp2.md": ("Next best", "Written: fsdp2/accelerate.yaml"),
+    "docs/guide/recipes.md": ("job.yaml: written",),
     "docs/guide/fits-in.md": (
         r"complete .*-F \w+ zerokit",
         "#compdef zerokit",

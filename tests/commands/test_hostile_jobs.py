@@ -6,6 +6,7 @@ starts has each as it was given, or it is refused, and no shell makes the marker
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import yaml
 
 from tests.support.hostile import MARKER, SHOW, shown, strings
 from tests.support.plans import write_plan
+from zerokit.emit.jobs import SERVICES
 from zerokit.emit.outside import remember
 
 
@@ -144,6 +146,46 @@ def test_kubernetes_jobs_start_what_was_given(
         assert words == [script, text]
         if len(named) == 2 and named != list(image):
             assert variable == text and container["image"] == f"i{text}"
+
+
+def start_of(service: str, written: bytes) -> str:
+    """What a node's shell is given in a service's file."""
+    if service in ("torchx", "ray"):
+        literal = next(
+            node.value for node in ast.parse(written).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "START"
+        )  # fmt: skip
+        text = str(ast.literal_eval(literal))
+        return text.replace("$$", "$") if service == "torchx" else text
+    file = yaml.safe_load(written.decode())
+    return str(file["run"] if service == "skypilot" else file["commands"][-1])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_start_what_was_given(
+    service: str, in_a_plans_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], texts: list[str]
+) -> None:
+    """Each string is the script's name, an argument, a variable, an image, a GPU and a plan's folder."""
+    nodes = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "a\nb", "NODE_RANK": "0", "MAIN_ADDRESS": "a"}
+    for number, text in enumerate(texts):
+        common = (service, "--style", "none", "--plan", hostile_plan(number, text))
+        script, named = f"./x{text[:200]}", [f"--env=HF_X={text}", f"--image=i{text}", f"--gpu-name=g{text}"]
+        is_text = not any("\ud800" <= character <= "\udfff" for character in text)
+        if "\n" in text or "\r" in text or not (is_text or service in ("torchx", "ray")):
+            for option in named[:2]:
+                assert emitted(capfdbinary, *common, option, "--gpu-name=g", "./t.py") is None
+            named = ["--gpu-name=g"]
+        out = emitted(capfdbinary, *common, *named, script, text)
+        if out is None:
+            assert not is_text and service in ("skypilot", "dstack")
+            continue
+        words, variable = started(in_a_plans_folder, ["bash", "-c", start_of(service, out)], script, nodes)
+        assert words == [script, text] and variable == (text if len(named) > 1 else "")
+        if service in ("skypilot", "dstack") and len(named) > 1:
+            file = yaml.safe_load(out.decode())
+            gpu = file["resources"]["accelerators" if service == "skypilot" else "gpu"]
+            image = file["resources"]["image_id"] if service == "skypilot" else file["image"]
+            assert gpu == f"g{text}:2" and image.endswith(f"i{text}")
 
 
 def test_configurations_hold_what_was_given(

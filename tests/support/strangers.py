@@ -178,7 +178,8 @@ def commands(name: str) -> list[list[str]]:
         ["launch", "--no-plan", *dry, "-m", name], ["launch", "--style", name, *dry, "t.py"],
         *(["emit", target, "--plan", "plan", *more] for target, *more in (
             ("sbatch", "t.py", name), ("kubernetes", "--image", name, "t.py"), ("hostfile", name, "b"),
-            ("deepspeed",), ("accelerate",), (name,))),
+            ("deepspeed",), ("accelerate",), (name,),
+            *((one, "--gpu-name", name, "--image", name, "t.py", name) for one in ("skypilot", "ray")))),
         ["emit", "deepspeed", "--plan", path],
         ["convert", json_file], ["convert", yaml_file, "--out", f"{path}/new"], ["convert", path, "--json"],
         ["rehearse", "--gpu", name, "t.py"], ["rehearse", "--versions", json_file, f"{path}/absent.py"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ _FIELDS = {
     "l2_cache_mib": Field(kind="number", required=False),
     "memory_clock_mhz": Field(kind="whole", required=False),
     "assumed_for_vram": Field(kind="flag", required=False),
+    "sold_as": Field(kind="mapping", required=False),
     "sources": Field(kind="mapping"),
 }
 _AS_WRITTEN = (
@@ -106,6 +107,15 @@ def load(name: str) -> Gpu:
     if has_entry(FOLDER, name):
         return read_gpu(FOLDER / f"{name}.yaml")
     raise InputError(f"⟨gpu⟩ {_unknown(name)}")
+
+
+def sold_as(name: str, service: str) -> str | None:
+    """What a service that starts jobs, ``skypilot`` or ``dstack``, calls the GPU of exactly this catalogue
+    name; None: not known."""
+    if not has_entry(FOLDER, name):
+        return None
+    called: Mapping[str, str] = read(FOLDER / f"{name}.yaml", _FIELDS).value.get("sold_as", {})
+    return called.get(service)
 
 
 def catalog() -> tuple[Gpu, ...]:

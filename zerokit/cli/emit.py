@@ -155,6 +155,31 @@ def kubernetes_command(job: JobScript, image: str, name: str, gpu_resource: str,
     _write(text, out)
 
 
+def _add_service(service: str, title: str, more: str) -> None:
+    @command.command(service, cls=ScriptCommand, context_settings=_SCRIPT, help=f"{title}\n\n{_SENT} {more}")
+    @click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the job.")
+    @click.option(
+        "--image", default="", metavar="IMAGE", help="The container image with what SCRIPT imports."
+    )
+    @click.option("--gpu-name", metavar="NAME", help="What the service calls the GPU. [default: as known]")
+    @_for_job
+    @_out
+    def service_command(job: JobScript, out: str | None, **options: Any) -> None:
+        from zerokit.launcher import job_files
+
+        _write(job_files.service_file(job, service, say=say, **options), out)
+
+
+_SENT = (
+    "One torchrun (under FSDP2 one accelerate launch) on each node. SCRIPT and the plan's folder are sent "
+    "with the folder where the job is started, in which SCRIPT is a relative path."
+)
+_add_service("skypilot", "A SkyPilot task.", "Start it with: sky launch FILE")
+_add_service("dstack", "A dstack task.", "Start it with: dstack apply -f FILE")
+_add_service("torchx", "A TorchX component.", "Start it with: torchx run -s SCHEDULER FILE:train")
+_add_service("ray", "A driver for Ray.", "Start it with: ray job submit --working-dir . -- python FILE")
+
+
 def _write(text: str, out: str | None) -> None:
     from zerokit.files import keep_former, write_whole
 

@@ -1,4 +1,4 @@
-"""Strategy → what starts it elsewhere: a hostfile, an sbatch script, a Kubernetes manifest."""
+"""Strategy → what starts it elsewhere: a hostfile, an sbatch script, a manifest, a service's own file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
+_SERVICE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 # A qualified name: kubernetes.io, "Labels and Selectors", syntax and character set.
 _RESOURCE = re.compile(
     r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
@@ -184,6 +185,62 @@ def kubernetes_manifest(
     )
 
 
+SERVICES: Mapping[str, str] = {
+    "skypilot": "skypilot.yaml.j2", "dstack": "dstack.yaml.j2", "torchx": "torchx.py.j2", "ray": "ray.py.j2",
+}  # fmt: skip
+"""What starts jobs on nodes that it finds itself, and the template of its file."""
+
+
+def check_service(name: str, image: str) -> None:
+    """Refuse what one of the services would. Raises InputError: the name or the image."""
+    if not _SERVICE_NAME.fullmatch(name):
+        raise InputError(
+            f"⟨name⟩ {name!r}: use lower-case letters, digits and hyphens, a letter first, at most 40"
+        )
+    if _LINE_BREAKS.search(image):
+        raise InputError("⟨image⟩: contains a line break")
+
+
+def service_file(
+    service: str,
+    strategy: Strategy,
+    nodes: int,
+    command: Sequence[str],
+    *,
+    gpu: str = "",
+    ds_config_path: str = "",
+    accelerate_file: str | None = None,
+    style: str = "raw",
+    environment: Mapping[str, str] | None = None,
+    name: str = "zerokit",
+    image: str = "",
+    requirements: str = "",
+) -> str:
+    """What a service starts a job with: one ``torchrun``, or ``accelerate launch``, on each node, in a folder
+    with the script and the plan's.
+
+    Args:
+        service: of :data:`SERVICES`. gpu: as it calls the GPU. requirements: the file that pip installs from.
+
+    Raises:
+        InputError: a name, image or variable that the service or the shell would read otherwise.
+    """
+    check_service(name, image)
+    sizes = {"nodes": nodes, "gpus_per_node": _gpus_per_node(strategy, nodes)}
+    start = render(
+        "start.sh.j2",
+        **sizes,
+        ranks=strategy.world_size,
+        accelerate_file=accelerate_file,
+        environment=_environment(style, ds_config_path, environment),
+        shares_cores=_shares_cores(strategy, environment),
+        command=_command(command, style, ds_config_path),
+    )
+    return render(
+        SERVICES[service], **sizes, start=start, name=name, image=image, gpu=gpu, requirements=requirements
+    )
+
+
 def _gpus_per_node(strategy: Strategy, nodes: int) -> int:
     if strategy.world_size % nodes:
         raise InputError(f"{counted(strategy.world_size, 'rank')} cannot be divided over {nodes} nodes")
@@ -232,6 +289,21 @@ def _yaml_text(value: str) -> str:
     return '"' + _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", value) + '"'
 
 
+def _yaml_block(value: str, indent: int = 2) -> str:
+    """The text as a block of lines where YAML can hold it so, else in quotes."""
+    lines = value.splitlines(keepends=True)
+    if _ESCAPED.search(value.replace("\n", "").replace('"', "").replace("\\", "")) or "\r" in value:
+        return _yaml_text(value)
+    _yaml_text(value)  # bytes that YAML cannot hold
+    return "|\n" + "".join(" " * indent + line for line in lines).rstrip("\n")
+
+
+def _python_text(value: str) -> str:
+    """The text as a Python literal, of lines where it has some and they can be written as they are."""
+    as_it_is = "\n" in value and value.replace("\n", "").isprintable() and "'''" not in value
+    return f"r'''{value}'''" if as_it_is and value[-1] == "\n" else repr(value)
+
+
 def render(template: str, **values: object) -> str:
     """The text of a template in ``templates/``."""
     import jinja2
@@ -247,5 +319,7 @@ def render(template: str, **values: object) -> str:
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["yaml"] = _yaml_text
+    environment.filters["block"] = _yaml_block
+    environment.filters["python"] = _python_text
     environment.filters["kubernetes"] = lambda value: _yaml_text(value.replace("$", "$$"))
     return environment.get_template(template).render(**values)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from zerokit.catalog import gpus
 from zerokit.domain.job import Job
 from zerokit.emit import jobs
 from zerokit.emit.accelerate import accelerate_yaml
@@ -24,6 +25,7 @@ from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
 Say = Callable[[str], None]
+_NAMES_GPUS = ("skypilot", "dstack")
 
 
 @frozen_dataclass
@@ -133,6 +135,48 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
         environment=launched.environment,
         name=name,
         gpu_resource=gpu_resource,
+    )
+
+
+def service_file(
+    job: JobScript, service: str, *, name: str, image: str, gpu_name: str | None, say: Say
+) -> str:
+    """What a service that finds its nodes itself starts a job with, of :data:`zerokit.emit.jobs.SERVICES`.
+    The script and the plan's folder are sent there with the folder where the command is called.
+
+    Args:
+        gpu_name: what the service calls the GPU; None: as the catalogue says.
+
+    Raises:
+        InputError: as of :func:`sbatch_script`; the plan is elsewhere, or nobody says what the GPU is called.
+    """
+    jobs.check_service(name, image)
+    launched = _launched(job, say)
+    plan = launched.plan
+    for path in (Path(job.script[0]), launched.config):
+        if path.is_absolute() or ".." in path.parts:
+            raise InputError(f"{path}: it is not in this folder, which {service} sends to the nodes")
+    named = gpu_name or gpus.sold_as(str(plan.cluster.get("gpu")), service)
+    if named is None and service in _NAMES_GPUS:
+        raise InputError(
+            f"{plan.cluster.get('gpu')}: what {service} calls it is not known; say it with ⟨gpu_name⟩"
+        )
+    requirements = "requirements.txt" if Path("requirements.txt").is_file() else ""
+    if not (requirements or image):
+        say("neither ⟨image⟩ nor a requirements.txt here: the nodes must have what the script imports")
+    return jobs.service_file(
+        service,
+        plan.strategy(),
+        plan.nodes,
+        launched.command,
+        gpu=named or "",
+        ds_config_path=str(launched.config),
+        accelerate_file=str(launched.config) if plan.engine == "fsdp2" else None,
+        style=launched.style,
+        environment=launched.environment,
+        name=name,
+        image=image,
+        requirements=requirements,
     )
 
 

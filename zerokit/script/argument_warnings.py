@@ -14,6 +14,7 @@ from zerokit.script.entry_points import Target
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.suggest import misspelt
 
+_SERVICES = ("emit skypilot", "emit dstack", "emit torchx", "emit ray")
 OPTIONS = {
     "launch": (
         "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
@@ -26,6 +27,7 @@ OPTIONS = {
     ),
     "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
     "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
+    **dict.fromkeys(_SERVICES, ("--image", "--gpu-name", "--style", "--accept-mismatch", "--no-arguments")),
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html",
                  "--unconfined", "--no-cache"),
     "tune": (
@@ -45,6 +47,7 @@ COMMON = {
     ),
     "emit sbatch": ("--plan", "--out"),
     "emit kubernetes": ("--plan", "--out"),
+    **dict.fromkeys(_SERVICES, ("--plan", "--out")),
     "rehearse": (
         "--plan", "--gpus", "--gpu", "--rank", "--ranks", "--steps", "--launcher", "--out", "--json",
     ),

@@ -11,6 +11,7 @@ import yaml
 
 from tests.support.plans import write_plan
 from zerokit.cli import run
+from zerokit.emit.jobs import SERVICES
 
 REFUSED = (
     "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "PYTHONSTARTUP", "BASH_ENV", "HF_TOKEN",
@@ -28,6 +29,7 @@ COMMANDS = {
     "launch": (["launch", "--dry-run", "--device", "cpu", *_RAW, "train.py"], 2),
     "emit sbatch": (["emit", "sbatch", *_RAW, "train.py"], 2),
     "emit kubernetes": (["emit", "kubernetes", "--image", "i", *_RAW, "train.py"], 2),
+    **{f"emit {name}": (["emit", name, "--gpu-name", "g", *_RAW, "train.py"], 2) for name in SERVICES},
     "check": (["check", "plan/plan.yaml"], 2),
 }
 
