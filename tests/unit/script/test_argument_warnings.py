@@ -65,9 +65,9 @@ def test_an_option_of_launch_behind_a_script_without_it(
     facts = read_script(script, None)
     if refused:
         with pytest.raises(InputError, match="stand before the script: zerokit launch --"):
-            misplaced(facts, Target("train.py", None, tuple(arguments)), "launch")
+            misplaced(facts, Target(script="train.py", module=None, arguments=tuple(arguments)), "launch")
         return
-    said = misplaced(facts, Target("train.py", None, tuple(arguments)), "launch")
+    said = misplaced(facts, Target(script="train.py", module=None, arguments=tuple(arguments)), "launch")
     assert said == [] if refused is None else with_level(said[0]).startswith("warning: --dry-run")
 
 
@@ -82,7 +82,7 @@ def test_an_option_of_launch_behind_a_script_without_it(
 )
 def test_each_command_knows_its_own(tmp_path: Path, command: str, option: str, fix: str) -> None:
     facts = read_script(write_script(tmp_path, PARSER.format("")), None)
-    target = Target("train.py", None, ("--steps", "3", option))
+    target = Target(script="train.py", module=None, arguments=("--steps", "3", option))
     with pytest.raises(InputError, match=fix):
         misplaced(facts, target, command)
     assert misplaced(facts, target, "launch") == []

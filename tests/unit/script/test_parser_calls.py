@@ -41,7 +41,10 @@ def is_refused(script: Path) -> bool:
     """Whether an option of launch among its arguments is known to be none of the script's."""
     facts = read_script(script, None)
     try:
-        return misplaced(facts, Target("train.py", None, ("--recipe", "4")), "launch") != []
+        return (
+            misplaced(facts, Target(script="train.py", module=None, arguments=("--recipe", "4")), "launch")
+            != []
+        )
     except InputError:
         return True
 
