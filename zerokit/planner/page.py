@@ -22,7 +22,8 @@ from zerokit.planner.plan_result import PlanResult
 from zerokit.report import charts, measured
 from zerokit.report.context import made_at, script_and_model
 from zerokit.report.html import fill
-from zerokit.search.engine import Sizes, build_strategy
+from zerokit.search.engine import Sizes
+from zerokit.search.engines import build_strategy
 from zerokit.search.explain import cluster_words, strategy_words
 from zerokit.search.search import KnobFamily, Search, fits
 from zerokit.search.space import Space

@@ -52,7 +52,7 @@ from zerokit.script.unlike_job import (
 )
 from zerokit.script_planner.rehearsals import RehearsedScript, rehearse_strategy, time_note
 from zerokit.script_planner.script_decisions import CannotRehearse, ScriptDecisions
-from zerokit.search.engine import engine_of
+from zerokit.search.engines import engine_of
 from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Request
 from zerokit.units import counted, format_count

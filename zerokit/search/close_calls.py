@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zerokit.domain.hardware import DEFAULT_MARGIN, Gpu
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.notes import Note
-from zerokit.search.engine import engine_of
+from zerokit.search.engines import engine_of
 from zerokit.search.explain import pace_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.space import Request, Space

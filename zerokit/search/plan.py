@@ -21,7 +21,8 @@ from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
 from zerokit.search.close_calls import NOISE, as_fast, close_call, simplest, with_range
 from zerokit.search.deepspeed_space import refuse_placement
-from zerokit.search.engine import ANY_ENGINE, DIVIDING, engine_of
+from zerokit.search.engine import ANY_ENGINE, DIVIDING
+from zerokit.search.engines import engine_of
 from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
 from zerokit.search.remedies import REMEDIES, Gain, fastest_with_fewer, gains, on_loss
 from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search

@@ -22,7 +22,8 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import Candidate, MemoryEstimate, Strategy
 from zerokit.errors import MemoryUnknown
 from zerokit.memory.card import EXPANDABLE_BYTES
-from zerokit.search.engine import Placement, Sizes, build_strategy, engine_of
+from zerokit.search.engine import Placement, Sizes
+from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.space import Layout, Space, batches, checkpointings, layout_violation, layouts
 from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
 from zerokit.values import frozen_dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
+from functools import cached_property
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -24,11 +24,6 @@ from zerokit.timing.kernel_times import KernelTimes
 from zerokit.timing.spread import EngineStep, Spread
 from zerokit.values import frozen_dataclass
 
-_ENGINES = {
-    "deepspeed": "deepspeed_step.DeepSpeedStep",
-    "fsdp2": "fsdp2_step.Fsdp2Step",
-    "ddp": "ddp_step.DdpStep",
-}
 _SWAPPED_BYTES = 12.0
 """Of a weight that go to NVMe and back: fp32 master weight and Adam's two moments."""
 
@@ -56,28 +51,33 @@ class Work:
         return self.forward_seconds + self.backward_seconds
 
 
+def _engine_step(name: str) -> type[EngineStep]:
+    """What an engine adds to a step; only the one that is asked for is imported."""
+    if name == "fsdp2":
+        from zerokit.timing.fsdp2_step import Fsdp2Step
+
+        return Fsdp2Step
+    if name == "ddp":
+        from zerokit.timing.ddp_step import DdpStep
+
+        return DdpStep
+    from zerokit.timing.deepspeed_step import DeepSpeedStep
+
+    return DeepSpeedStep
+
+
 class Traffic(Spread):
     """Step time from compute time: adds what is communicated, offloaded and stepped."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        job: Job,
-        cluster: Cluster,
-        constants: Constants,
-        calibration: Calibration,
-        trainable: int,
-    ) -> None:
-        super().__init__(shape, job, cluster, constants, calibration, trainable)
-        self._engines: dict[str, EngineStep] = {}
-        self._copying = self._pcie()
+    @cached_property
+    def _engines(self) -> dict[str, EngineStep]:
+        return {}
 
     def engine(self, strategy: Strategy) -> EngineStep:
-        """What the engine of a strategy adds; only what is asked for is imported."""
+        """What the engine of a strategy adds."""
         name = strategy.settings.engine
         if name not in self._engines:
-            module, _, own = _ENGINES[name].partition(".")
-            self._engines[name] = getattr(import_module(f"zerokit.timing.{module}"), own)(self)
+            self._engines[name] = _engine_step(name)(self)
         return self._engines[name]
 
     def step(self, strategy: Strategy, work: Work) -> dict[str, float]:
@@ -196,7 +196,8 @@ class Traffic(Spread):
 
     # ---------------------------------------------------------------- the step itself
 
-    def _pcie(self) -> tuple[float, float]:
+    @cached_property
+    def _copying(self) -> tuple[float, float]:
         """Host-to-device and device-to-host bytes/s of one GPU when all of the node copy at once."""
         c, calibration = self.constants, self.calibration
         pcie = self.cluster.gpu.pcie_bytes_per_second * c.pcie_efficiency

@@ -19,7 +19,7 @@ from zerokit.emit.files import plan_files
 from zerokit.errors import MemoryUnknown
 from zerokit.planner.models import choose_model
 from zerokit.rules import first_violation
-from zerokit.search.engine import build_strategy, engine_of
+from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.plan import make_plan, make_space
 from zerokit.search.search import fits, search
 from zerokit.search.space import (
