@@ -126,9 +126,9 @@ def plan(
         return planner.plan(
             normalized_options,
             file=_trainer_file(file, kind),
-            against=_text(against),
-            recipe=_text(recipe),
-            out=_text(out),
+            against=_text("against", against),
+            recipe=_text("recipe", recipe),
+            out=_text("out", out),
             top=top,
             say=plainly(say),
         )
@@ -138,8 +138,8 @@ def plan(
     return script_planner.plan_script(
         named_target(script, module, arguments),
         normalized_options,
-        recipe=_text(recipe),
-        out=_text(out),
+        recipe=_text("recipe", recipe),
+        out=_text("out", out),
         top=top,
         seconds=script_planner.DEFAULT_SECONDS if rehearsal_seconds is None else rehearsal_seconds,
         unconfined=unconfined,
@@ -185,8 +185,8 @@ def estimate(
     from zerokit import planner
 
     return planner.estimate(
-        normalized(options), deepspeed=_text(deepspeed), accelerate=_text(accelerate),
-        file=_trainer_file(file, kind), say=plainly(say),
+        normalized(options), deepspeed=_text("deepspeed", deepspeed),
+        accelerate=_text("accelerate", accelerate), file=_trainer_file(file, kind), say=plainly(say),
     )  # fmt: skip
 
 
@@ -249,7 +249,9 @@ def check(*paths: Path, say: Say = silent, **options: Unpack[CheckOptions]) -> C
     for name in normalized_options:
         if name not in ELSEWHERE["check"]:
             raise InputError(f"⟨{name}⟩: check does not take it")
-    return check_paths([os.fspath(path) for path in paths], normalized_options, settings, say=plainly(say))
+    return check_paths(
+        [str(_text("paths", path)) for path in paths], normalized_options, settings, say=plainly(say)
+    )
 
 
 def convert(
@@ -278,7 +280,9 @@ def convert(
     """
     from zerokit.planner.conversion import convert as convert_file
 
-    return convert_file(os.fspath(path), to=to, gpus=gpus, nodes=nodes, model=model, out=_text(out))
+    return convert_file(
+        str(_text("path", path)), to=to, gpus=gpus, nodes=nodes, model=model, out=_text("out", out)
+    )
 
 
 @takes(LaunchArguments)
@@ -332,7 +336,8 @@ def run_launch(
 
     check_resume_option(asked.resume_option)
     plan = choose_plan(
-        plan=_folder_of(asked.plan), recipe=_text(asked.recipe), deepspeed=_text(asked.deepspeed),
+        plan=_folder_of(asked.plan), recipe=_text("recipe", asked.recipe),
+        deepspeed=_text("deepspeed", asked.deepspeed),
         no_plan=asked.no_plan, overrides=overrides, arguments=target.arguments,
         plan_recipe=planner.plan_recipe_into, say=listener.say,
     )  # fmt: skip
@@ -449,7 +454,7 @@ def _folder_of(plan: Path | PlanResult | None) -> str | None:
     from zerokit.planner.plan_result import PlanResult
 
     if not isinstance(plan, PlanResult):
-        return _text(plan)
+        return _text("plan", plan)
     if plan.files:
         return os.path.dirname(plan.files["plan"])  # noqa: PTH120
     from zerokit.temporary import make_folder
@@ -464,8 +469,12 @@ def _trainer_file(file: Path | None, kind: str | None) -> TrainerFile | None:
         return None
     from zerokit.trainer_files.reading import read_trainer_file
 
-    return read_trainer_file(os.fspath(file), kind)
+    return read_trainer_file(str(_text("file", file)), kind)
 
 
-def _text(path: Path | None) -> str | None:
+def _text(name: str, path: Path | None) -> str | None:
+    from zerokit.errors import InputError
+
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise InputError(f"⟨{name}⟩: expected a path, got {path!r:.60}", field=name)
     return None if path is None else os.fspath(path)
