@@ -20,9 +20,10 @@ from tests.support.api_calls import DEEPSPEED, JOB, as_json
 from tests.support.scripts_read import TRAINER
 from zerokit import api, fields
 from zerokit.cli import run
-from zerokit.domain import images, job, trainers
+from zerokit.domain import job, trainers
 from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import BY_NAME, ELSEWHERE, OPTIONS, PlanOptions, normalized
+from zerokit.search.engine import ANY_ENGINE, ENGINES
 
 
 def words_of(options: dict[str, Any]) -> list[str]:
@@ -222,17 +223,20 @@ def test_what_does_not_fit_is_an_error_with_its_own_class() -> None:
 def test_arguments_that_there_are_not_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"seqlen: .* use seq_len TOKENS"):
         zerokit.plan(params="7b", seqlen=4096)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="against: expected a path, got 3"):
+        zerokit.plan(params="7b", against=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="tp: check does not take it"):
         zerokit.check(tmp_path / "ds.json", tp=2)
 
 
 def test_the_words_of_an_option_are_those_that_the_domain_knows() -> None:
     choices = {
-        "method": job.METHODS, "trainer": trainers.TRAINERS, "attention": job.ATTENTIONS, "loss": job.LOSSES,
-        "precision": ("auto", *job.PRECISIONS), "quant": job.QUANTIZATIONS, "vision_tower": images.TOWERS,
-        "offload_param": ("auto", *job.OFFLOAD_DEVICES), "checkpointing": ("auto", *job.CHECKPOINTINGS),
-        "offload_optimizer": ("auto", *job.OFFLOAD_DEVICES),
-    }  # fmt: skip
+        "method": job.METHODS,
+        "trainer": trainers.TRAINERS,
+        "loss": job.LOSSES,
+        "precision": ("auto", *job.PRECISIONS),
+        "engine": (*ENGINES, ANY_ENGINE),
+    }
     assert {name: BY_NAME[name].metavar.split("|") for name in choices} == {
         n: list(c) for n, c in choices.items()
     }

@@ -15,10 +15,7 @@ from zerokit.domain.hf_config import HfConfig
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass
 
-__all__ = ["TOWERS", "SequenceImages", "has_tower", "images_of", "takes_images"]
-
-TOWERS = ("trained", "frozen")
-"""Whether the vision tower's weights are trained; its projector is either way."""
+__all__ = ["SequenceImages", "has_tower", "images_of", "takes_images"]
 
 _LAYOUTS = ("patches", "images", "nested")
 
@@ -35,7 +32,7 @@ class SequenceImages:
         height, width: of a tile, in pixels, after the processor.
         patch: side of a patch in pixels.
         tokens: of the sequence that one image takes, without the separators a chat template may add.
-        tower: one of :data:`TOWERS`.
+        tower: ``trained``, or ``frozen``; its projector is trained either way.
     """
 
     count: int

@@ -11,8 +11,6 @@ from zerokit.values import frozen_dataclass
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 METHODS = ("full", "lora", "qlora")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-CHECKPOINTINGS = ("none", "selective", "full")
 LOSSES = ("standard", "chunked", "liger", "cut")
 """The model's own loss, TRL's chunked one, Liger's fused one, cut cross-entropy."""
 LOSS_OF_SCRIPT: Mapping[str, str] = {
@@ -25,8 +23,6 @@ LOSS_OF_SCRIPT: Mapping[str, str] = {
 """How a script computes a loss other than the model's own."""
 CHECKPOINTS_A_PIPELINE = "PipelineModule(…, activation_checkpoint_interval=1)"
 """How a script with a pipeline recomputes every layer (deepspeed/runtime/pipe/module.py:117)."""
-OFFLOAD_DEVICES = ("none", "cpu", "nvme")
-QUANTIZATIONS = ("none", "int8", "int4")
 
 NF4_BYTES = 0.5 + 4 / 64
 """Of a weight in NF4: 4 bits, and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314)."""

@@ -11,6 +11,7 @@ from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, G
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
 from zerokit.planner import other_names
+from zerokit.planner.options import BY_NAME
 from zerokit.units import (
     counted,
     format_gib,
@@ -31,10 +32,10 @@ _MOST = {
 _MOST_ELSE = 10**9
 
 
-def choice(options: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
-    """One of ``allowed``; ``None`` when it was not given, or is ``auto``. Raises InputError: something
-    else."""
-    value = options.get(name)
+def choice(options: Mapping[str, Any], name: str) -> str | None:
+    """One of the words that an option takes; ``None`` when it was not given, or is ``auto``. Raises
+    InputError: something else."""
+    value, allowed = options.get(name), BY_NAME[name].metavar.split("|")
     if value is None or value == "auto":
         return None
     if value not in allowed:
@@ -86,7 +87,7 @@ class Hardware:
 
 def hardware(options: Mapping[str, Any]) -> Hardware:
     """The cluster of the options. Raises InputError: names the option and the fix."""
-    device = choice(options, "device", ("cuda", "cpu", "local"))
+    device = choice(options, "device")
     if device == "local" and (options.get("gpu") or options.get("vram")):
         raise InputError("⟨gpu⟩, ⟨vram⟩: not with ⟨device⟩ local, which is this machine's hardware")
     _refuse_number_with_name(options)

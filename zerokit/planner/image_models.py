@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.images import TOWERS, SequenceImages, images_of
+from zerokit.domain.images import SequenceImages, images_of
 from zerokit.domain.model_shape import ModelShape
 from zerokit.errors import INSTALL_TRAINING, InputError
 from zerokit.planner.hardware import choice, integer
@@ -35,7 +35,7 @@ def requested_images(options: Mapping[str, Any]) -> RequestedImages | None:
     """The images asked for; ``None``: none. Raises InputError: something is missing, or what is asked for
     beside them is not modelled with images."""
     count, size = integer(options, "images"), options.get("image_size")
-    tower = choice(options, "vision_tower", TOWERS)
+    tower = choice(options, "vision_tower")
     if count is None:
         for name, value in (("image_size", size), ("vision_tower", tower)):
             if value is not None:

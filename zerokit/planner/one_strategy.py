@@ -20,7 +20,7 @@ from zerokit.planner.effects import refuse_beside_file
 from zerokit.planner.request import note_on_optimizer, refuse_strategy, resolve_optimizer
 from zerokit.rules import Setup, violations
 from zerokit.search.deepspeed_space import refuse_placement
-from zerokit.search.engine import build_strategy, engine_of
+from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.plan import choose_precision, make_space, nearest_batches
 from zerokit.search.space import (
     Layout,

@@ -10,13 +10,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, from_config
 from zerokit.domain.families import PEFT_TARGETS
 from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.job import (
-    ATTENTIONS,
-    CHECKPOINTINGS,
-    LOSSES,
     METHODS,
-    OFFLOAD_DEVICES,
-    PRECISIONS,
-    QUANTIZATIONS,
     TORCH_ADAMW,
     Job,
     Lora,
@@ -56,7 +50,7 @@ def loss_of(options: Mapping[str, Any]) -> str:
             "⟨loss⟩ tiled: not modelled: DeepSpeed's TiledFusedLogitsLoss runs the head's "
             f"backward, and reduces its gradient, in forward; use chunked, liger or cut, or {_REHEARSE}"
         )
-    return choice(options, "loss", LOSSES) or "standard"
+    return choice(options, "loss") or "standard"
 
 
 def refuse_strategy(job: Job, strategy: Strategy) -> None:
@@ -133,7 +127,7 @@ def resolve(
 
     given = given_options(options)
     if single and options.get("trainer") and options.get("checkpointing") is None:
-        row = TRAINERS[choice(options, "trainer", tuple(TRAINERS)) or "raw"]
+        row = TRAINERS[choice(options, "trainer") or "raw"]
         options = {**options, "checkpointing": row.checkpointing}
     refuse_idle(options, single=single, file=file)
     chosen = choose_model(
@@ -177,7 +171,7 @@ def resolve(
         cluster=replace(machine.cluster, margin=margin),
         memory=chosen.memory(job),
         pins=pins,
-        precision=choice(options, "precision", ("auto", *PRECISIONS)) or "auto",
+        precision=choice(options, "precision") or "auto",
         calibration=calibration,
         all_gpus=bool(options.get("all_gpus")),
         assumptions=(
@@ -223,7 +217,7 @@ def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> i
 
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, ...]]:
     notes = list[Note]()
-    trainer = choice(options, "trainer", tuple(TRAINERS)) or "raw"
+    trainer = choice(options, "trainer") or "raw"
     row = TRAINERS[trainer]
     length = _seq_len(options, chosen, notes)
     # what is trained
@@ -234,8 +228,8 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
             f"⟨method⟩ {','.join(named)}: a plan and an estimate are of one method; ask once for each "
             f"({each}), or compare them: `zerokit size --method {','.join(named)}`"
         )
-    method, inference = (choice(options, "method", METHODS) or "full"), bool(options.get("inference"))
-    quantization = choice(options, "quant", QUANTIZATIONS) or "none"
+    method, inference = (choice(options, "method") or "full"), bool(options.get("inference"))
+    quantization = choice(options, "quant") or "none"
     notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
     new_tokens = integer(options, "new_tokens")
     if new_tokens is not None and not inference:
@@ -250,7 +244,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         )
     optimizer, optimizer_notes = resolve_optimizer(options.get("optimizer"))
     notes += notes_of("optimizer", optimizer_notes)
-    attention = choice(options, "attention", ATTENTIONS) or "sdpa"
+    attention = choice(options, "attention") or "sdpa"
     if attention == "flash_attention_2":
         text = (
             "⟨attention⟩ flash_attention_2: memory and time are those of sdpa without padding; what the "
@@ -279,9 +273,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         torch_adam=options.get("optimizer") == TORCH_ADAMW,
         attention=attention,
         loss=loss,
-        use_reentrant_checkpointing={"on": True, "off": False}.get(
-            choice(options, "reentrant", ("on", "off")) or ""
-        ),
+        use_reentrant_checkpointing={"on": True, "off": False}.get(choice(options, "reentrant") or ""),
         offload_activations=bool(options.get("offload_activations")),
         inference=inference,
         quantization=quantization,
@@ -474,11 +466,8 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         if str(zero) not in ("0", "1", "2", "3"):
             raise InputError(f"⟨zero⟩ {zero}: use 0, 1, 2 or 3")
         stage = int(str(zero))
-    any_engine = options.get("engine") == ANY_ENGINE
-    overlap = choice(options, "overlap_comm", ("on", "off"))
-    fixed: dict[str, Any] = {
-        name: choice(options, name, OFFLOAD_DEVICES) for name in ("offload_optimizer", "offload_param")
-    }
+    asks_any, overlap = options.get("engine") == ANY_ENGINE, choice(options, "overlap_comm")
+    fixed: dict[str, Any] = {name: choice(options, name) for name in ("offload_optimizer", "offload_param")}
     offloads = [f"⟨{name}⟩ {device}" for name, device in fixed.items() if device not in (None, "none")]
     if on_cpu and offloads:
         raise InputError(
@@ -494,10 +483,10 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     for name in ("reduce_bucket", "prefetch_bucket", "persistence", "sub_group"):
         fixed[f"{name}_{'threshold' if name == 'persistence' else 'size'}"] = count(options, name)
     return Pins(
-        engine=ANY_ENGINE if any_engine else choice(options, "engine", (*ENGINES, ANY_ENGINE)) or "deepspeed",
-        load_dtype=choice(options, "load_dtype", PRECISIONS),
+        engine=options["engine"] if asks_any else choice(options, "engine") or "deepspeed",
+        load_dtype=choice(options, "load_dtype"),
         zero_stage=stage,
-        checkpointing=choice(options, "checkpointing", CHECKPOINTINGS),
+        checkpointing=choice(options, "checkpointing"),
         overlap_comm=None if overlap is None else overlap == "on",
         pipeline_module=bool(options.get("pipeline_module")),
         settings=_fixed_settings(options),

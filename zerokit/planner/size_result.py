@@ -498,7 +498,7 @@ def _methods(options: Mapping[str, Any]) -> tuple[str, ...]:
     given = options.get("method")
     named = [part.strip().lower() for part in str(given or "").split(",") if part.strip() not in ("", "auto")]
     for name in named:
-        choice({"method": name}, "method", METHODS)
+        choice({"method": name}, "method")
     if len(named) > 1 and options.get("quant"):
         raise InputError(
             f"⟨quant⟩ {options['quant']}: {len(named)} kinds of ⟨method⟩ differ in it; name one method"
