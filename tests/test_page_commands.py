@@ -140,6 +140,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     ),
     EXPLAIN: (
         r"had no room for 0\.12 GiB in forward at .*fix: .*batch",
+        r"ZEROKIT_SNAPSHOT=oom,3 .*train\.py",
         r"more than in before\.pickle \+60\.0 MiB activations Block",
         r"backward .* predicted 0\.42 GiB",
     ),

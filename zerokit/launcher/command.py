@@ -21,6 +21,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
+from zerokit.launcher.rank.memory_snapshots import SNAPSHOT_VARIABLE
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.rank_start import THREADS_VARIABLE, cores_per_rank
@@ -95,6 +96,10 @@ def build(
         command.set_variables[STOP_VARIABLE] = str(options.stop_after_steps)
     if options.resume_from is not None:
         command.set_variables[RESUME_VARIABLE] = options.resume_from
+    if options.snapshot is not None:
+        if placement.devices.kind == "cpu":
+            raise InputError("⟨snapshot⟩ is of GPU memory, and these ranks run on CPUs")
+        command.set_variables[SNAPSHOT_VARIABLE] = options.snapshot
     if options.no_trackers:
         command.set_variables[OFF_VARIABLE] = "1"
     script = bootstrap_argv(options.target, setup.arguments)

@@ -23,6 +23,14 @@ PathLike = str | os.PathLike[str]
 RANKS = (1, 65536)
 
 
+def _moments(value: object, name: str) -> object:
+    """A check for moments of a snapshot. Raises InputError: one is neither oom nor the number of a step."""
+    words = str(value).split(",")
+    if not all(word == "oom" or (word.isdecimal() and int(word) > 0) for word in words):
+        raise InputError(f"{name}: {value!r}; use oom, the number of an optimizer step, or both: oom,3")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchArguments:
     """What a user may ask of a launch: the command's options, and the arguments of ``zerokit.launch()``."""
@@ -75,6 +83,9 @@ class LaunchArguments:
     stand in it. A Trainer needs none; empty: it finds its checkpoint by itself."""
     retry_smaller: Annotated[bool, Option("Failures")] = False
     """After an out-of-memory error, run the next plan that would fit, at most 3 times."""
+    snapshot: Annotated[str | None, Option("Failures", "WHEN", _moments)] = None
+    """Each rank writes a memory snapshot for `zerokit explain` into the run folder: oom, where an allocation
+    fails; a number, after that optimizer step; several with commas between, oom,3."""
     no_rehearsal: Annotated[bool, Option("Prediction")] = False
     """Start on GPUs at once, though the plan was not rehearsed with this command."""
     rehearsal_seconds: Annotated[float | None, Option("Prediction", "SECONDS", seconds)] = None

@@ -42,7 +42,7 @@ def answer(run: RunReport) -> list[str]:
         lines += [f"{place} ran out of {memory} memory {moment}".strip(), *words.sizes(failure)]
     else:
         lines += [*([_how_full(run, rank)] if rank is not None else []), *_predicted(run)]
-    lines += [*_what_to_do(run, rank), *([run.resume] if run.resume else [])]
+    lines += [*_what_to_do(run, rank), *render.snapshot_lines(run), *([run.resume] if run.resume else [])]
     return [line[:1].upper() + line[1:] for line in lines]
 
 

@@ -54,6 +54,7 @@ NOT_MEASURED, _NOT_MEASURED_SHORT = "not measured", "n/m"
 _LEFT = frozenset(("host", "state", "peak in", "peak from"))  # columns; of the others numbers end alike
 MOST_RANKS = 64
 STACKS = "stacks-*.txt"
+_MOST_SNAPSHOTS = 2
 """Where a hung run's folder has what each rank was doing."""
 LOG_OF_RANK = "logs/rank-{:05d}.err.log"
 """What a rank wrote to its standard error, in the run folder."""
@@ -101,6 +102,7 @@ def parts(
         tables += _tables(run, width)
     tables += [Text(line, style="yellow") for line in warnings(run)]
     tables.append(outcome_line(run))
+    tables += [whole(typed(line)) for line in snapshot_lines(run, folder)]
     tables += [whole(line) for line in what_to_do(run, folder, width)]
     tables += [Text(line) for line in retry_lines(run)]
     tables += [whole(line) for line in wrapped(run.resume or "", width).splitlines()]
@@ -355,6 +357,24 @@ def retry_lines(run: RunReport) -> list[str]:
         changes = f" ({retry.changes})" if retry.changes else ""
         lines.append(f"Attempt {number + 1} in {retry.folder}{changes}: {retry.outcome.words}")
     return lines
+
+
+def snapshot_lines(run: RunReport, folder: Path | None = None) -> list[str]:
+    """How to explain the memory snapshots that ranks wrote, the first two, and how many more there are."""
+    found = [
+        (rank.rank, note)
+        for rank in run.ranks
+        for note in rank.notes
+        if note.get("kind") == "memory_snapshot"
+    ]
+    lines = []
+    for rank, note in found[:_MOST_SNAPSHOTS]:
+        path = str((folder or Path("RUN")) / str(note.get("file")))
+        error = note.get("error")
+        told = f"could not be written: {error}" if error else command_text("explain", path)
+        lines.append(f"memory snapshot of rank {rank} ({note.get('label')}): {told}")
+    more = len(found) - _MOST_SNAPSHOTS
+    return [*lines, f"{more} more beside them"] if more > 0 else lines
 
 
 def what_to_do(run: RunReport, folder: Path | None, width: int) -> list[str]:

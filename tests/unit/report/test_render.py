@@ -321,3 +321,16 @@ def test_what_fits_or_is_copied_stays_as_it_is() -> None:
 def test_the_page_lists_the_rows_below_their_heading() -> None:
     page = "".join(render_html(report()).split("\n"))
     assert "<li>to need less:<ul><li>--zero 3</li><li>a smaller batch</li></ul></li>" in page
+
+
+def test_memory_snapshots_are_named_with_the_command_that_explains_them(tmp_path):
+    for rank in range(4):
+        note = {"type": "note", "kind": "memory_snapshot", "label": "oom"}
+        file = {"error": "OSError: no space"} if rank == 1 else {"file": f"snapshot-0000{rank}-oom.pickle"}
+        write_rank(tmp_path, rank, extra=[{**note, **file}])
+    report = report_of(tmp_path, 4)
+    text = " ".join(shown(report).split())
+    assert "memory snapshot of rank 0 (oom): zerokit explain RUN/snapshot-00000-oom.pickle" in text
+    assert "memory snapshot of rank 1 (oom): could not be written: OSError: no space" in text
+    assert "2 more beside them" in text
+    assert "zerokit explain RUN/snapshot-00000-oom.pickle" in render_html(report)

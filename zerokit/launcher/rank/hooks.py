@@ -24,6 +24,7 @@ from zerokit.launcher.rank import local_store, step_limit, trackers
 from zerokit.launcher.rank.calls import Calls
 from zerokit.launcher.rank.checkpoints import Checkpoints
 from zerokit.launcher.rank.cuda_memory import CudaMemory
+from zerokit.launcher.rank.memory_snapshots import MemorySnapshots
 from zerokit.launcher.rank.oom_record import OomWatch
 from zerokit.launcher.rank.plain_training import PlainTraining
 from zerokit.launcher.rank.probe import Probe
@@ -31,7 +32,7 @@ from zerokit.launcher.rank.probe import Probe
 
 def install(probe: Probe, calls: Calls) -> PostImport:
     """Put the hooks for this rank."""
-    oom, plain = OomWatch(probe), PlainTraining(probe)
+    oom, plain = OomWatch(probe, MemorySnapshots(probe)), PlainTraining(probe)
     calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
     saves = Checkpoints(probe)
     hooks = merged(

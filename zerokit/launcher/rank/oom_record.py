@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from zerokit.launcher.rank.memory_snapshots import MemorySnapshots
 from zerokit.launcher.rank.probe import Probe
 from zerokit.launcher.rank_file import Record
 from zerokit.launcher.secrets import redact
@@ -109,13 +110,15 @@ def asked_bytes(text: str) -> int | None:
 class OomWatch:
     """Records what was live when the CUDA allocator gave up, before the exception unwinds and frees it."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, snapshots: MemorySnapshots) -> None:
         self._probe = probe
+        self._snapshots = snapshots
         self._recorded = 0
         self._engines: list[Any] = []
 
     def attach(self, torch: Any) -> None:
         """Have PyTorch call us at the failing allocation."""
+        self._snapshots.begin(torch)
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(functools.partial(self._observe, torch))
@@ -130,6 +133,7 @@ class OomWatch:
         self._recorded += 1
         with contextlib.suppress(Exception):
             self._probe.event(self.record(torch, device, requested, total, free))
+            self._snapshots.write(torch, "oom")
 
     def record(self, torch: Any, device: int, requested: int, total: int | None, free: int | None) -> Record:
         """The account of one failed allocation."""

@@ -134,6 +134,7 @@ class Probe:
     def __init__(self, identity: Identity, run_dir: Path) -> None:
         self.identity = identity
         self.run_dir = run_dir
+        self.after_step: Callable[[int], None] | None = None
         self.writer = RankWriter(rank_file(run_dir, identity.rank), identity.rank)
         self.cuda: CudaMemory | None = None
         self.host = HostMemory()
@@ -287,6 +288,8 @@ class Probe:
                 self.waits.step_done(self.steps, self.phases)
             self._step_times.done(self.micro_steps)
             self._step_ended = True
+        if self.after_step is not None:
+            self.after_step(self.steps)
 
     def sample_host(self) -> None:
         """Between phase changes: charge resident memory to the running phases."""
