@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.commands import option_words
+from zerokit.domain.planned import Chosen, degrees, global_batch, world_size
 from zerokit.domain.settings import SETTINGS
 
 Facts = Mapping[str, Any]
@@ -18,7 +19,7 @@ _EMPTIED = re.compile(r"[a-z_]+=")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
-def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
+def options_for(chosen: Chosen, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
     """Options of ``zerokit plan --recipe plan.yaml`` that plan for what ran, as words of a command.
 
     The global batch stays the plan's where the GPUs of the request can divide it; else it is the nearest one
@@ -29,8 +30,7 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
         ran: the options that another value ran of, with that value.
     """
     words = [word for option, value in ran.items() for word in (f"--{option}", value)]
-    batch = _count(chosen.get("micro_batch")) * _count(chosen.get("gradient_accumulation"))
-    batch *= _count(chosen.get("data_parallel"))
+    batch = global_batch(chosen)
     if not batch or not {"micro-batch", "gradient-accumulation"} & ran.keys():
         return tuple(words)
     again = _nearest_batch(batch, chosen, {**request, **ran})
@@ -40,7 +40,7 @@ def options_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[
 
 
 def options_with_script(
-    chosen: Facts, request: Facts, ran: Mapping[str, str], script: Sequence[str]
+    chosen: Chosen, request: Facts, ran: Mapping[str, str], script: Sequence[str]
 ) -> tuple[str, ...]:
     """Options as :func:`options_for` has them, for a plan with the script: what it decides is taken out of
     the recipe.
@@ -55,7 +55,7 @@ def options_with_script(
     return (*options, *_emptied(left_out), "--", *script)
 
 
-def global_batch_for(chosen: Facts, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
+def global_batch_for(chosen: Chosen, request: Facts, ran: Mapping[str, str]) -> tuple[str, ...]:
     """The words of :func:`options_for` that name the global batch, where the script decides the others."""
     words = options_for(chosen, request, ran)
     return words[words.index("--global-batch") :] if "--global-batch" in words else ()
@@ -107,14 +107,11 @@ def _emptied(names: Collection[str]) -> list[str]:
     return [f"{name.replace('-', '_')}=" for name in sorted(names)]
 
 
-def _nearest_batch(batch: int, chosen: Facts, options: Facts) -> int:
+def _nearest_batch(batch: int, chosen: Chosen, options: Facts) -> int:
     """Batch nearest to the one asked for, of a search over all GPUs: a plan for fewer of them is only made
     where all of them have a plan."""
-    names = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")
-    sharing = 1
-    for name in names:
-        sharing *= _count(chosen.get(name)) or 1
-    gpus = _count(options.get("gpus")) or _count(chosen.get("data_parallel")) * sharing
+    sharing = world_size(chosen) // degrees(chosen)["data_parallel"]
+    gpus = _count(options.get("gpus")) or world_size(chosen)
     micro, steps = _count(options.get("micro-batch")), _count(options.get("gradient-accumulation"))
     least = (micro or 1) * (steps or 1) * max(1, gpus // sharing)
     if micro and steps:

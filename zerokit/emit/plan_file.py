@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
 import time
@@ -17,6 +16,7 @@ from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.fsdp2_config import from_accelerate
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
+from zerokit.domain.planned import Chosen, degrees, world_size
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS
 from zerokit.emit.outside import check_outside
@@ -50,7 +50,8 @@ _RUN_BY = {"ddp": "accelerate launch --config_file accelerate.yaml train.py"}
 _AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation")  # fmt: skip
 _OPTIONAL: Mapping[type, tuple[str, ...]] = {
-    dict: ("reasons", "files", "cluster", "chosen.script", "chosen.environment", "chosen.estimate"),
+    dict: ("reasons", "files", "cluster", "chosen.script", "chosen.rehearsed", "chosen.environment",
+           "chosen.estimate"),
     list: ("assumptions", "trainer_arguments", "chosen.script.decided", "chosen.script.arguments",
            "chosen.estimate.per_rank"),
     str: ("chosen.activation_checkpointing", "chosen.offload_optimizer", "chosen.offload_param"),
@@ -75,7 +76,7 @@ class PlanFile:
 
     path: pathlib.Path
     request: dict[str, Any]
-    chosen: dict[str, Any]
+    chosen: Chosen
     assumptions: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
@@ -90,12 +91,7 @@ class PlanFile:
     @property
     def world_size(self) -> int:
         """Ranks the plan is for."""
-        return math.prod(self._degrees.values())
-
-    @property
-    def _degrees(self) -> dict[str, int]:
-        names = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
-        return {name: int(self.chosen.get(name, 1)) for name in names}
+        return world_size(self.chosen)
 
     @property
     def seq_len(self) -> int:
@@ -105,12 +101,12 @@ class PlanFile:
     @property
     def decided_by_script(self) -> tuple[str, ...]:
         """Options of the request that the script decided which was planned for, not its user."""
-        return tuple(map(str, _mapping(self.chosen.get("script")).get("decided") or ()))
+        return tuple(map(str, (self.chosen.get("script") or {}).get("decided") or ()))
 
     @property
     def rehearsed_arguments(self) -> tuple[str, ...] | None:
         """Arguments that its script was rehearsed with, secrets masked; None: not known."""
-        arguments = _mapping(self.chosen.get("script")).get("arguments")
+        arguments = (self.chosen.get("script") or {}).get("arguments")
         return None if arguments is None else tuple(map(str, arguments))
 
     @property
@@ -142,10 +138,10 @@ class PlanFile:
         8 × h200``."""
         written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.path.stat().st_mtime))
         names = (
-            _mapping(self.chosen.get("script")).get("model"),
+            (self.chosen.get("script") or {}).get("model"),
             self.request.get("model"),
             self.request.get("params"),
-            _mapping(self.chosen.get("rehearsed")).get("script"),
+            (self.chosen.get("rehearsed") or {}).get("script"),
         )
         model = next((str(name) for name in names if name), "a model")
         trains = {"lora": "LoRA of ", "qlora": "QLoRA of "}.get(self.method, "")
@@ -171,44 +167,40 @@ class PlanFile:
     def strategy(self) -> Strategy:
         """The choice as the emitters take it. Raises InputError: a value of the wrong kind in ``chosen``, or
         a plan without an engine."""
-        checkpointing = str(self.chosen.get("activation_checkpointing", "none"))
+        checkpointing = self.chosen.get("activation_checkpointing", "none")
         if self.engine == "ddp":
             message = "is a plan without an engine: nothing of it is divided, so nothing is read back"
             raise FileInputError(self.path, message)
         if self.engine == "fsdp2":
-            return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **self._degrees)
+            return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **degrees(self.chosen))
         try:
             settings = from_config(self.chosen["deepspeed_config"])
             if settings.optimizer is None and client_optimizer(self.request.get("optimizer")) is not None:
                 settings = with_optimizer(settings, self.request["optimizer"])
         except InputError as error:
             raise FileInputError(self.path, f"chosen.deepspeed_config: {error}") from None
-        return Strategy(settings=settings, checkpointing=checkpointing, **self._degrees)
+        return Strategy(settings=settings, checkpointing=checkpointing, **degrees(self.chosen))
 
     @property
     def engine(self) -> str:
         """The engine that trains: deepspeed or fsdp2."""
-        return str(self.chosen.get("engine", "deepspeed"))
+        return self.chosen.get("engine", "deepspeed")
 
     def _fsdp2(self) -> Fsdp2Settings:
         try:
             settings = from_accelerate(self.chosen["accelerate_config"]).settings
         except InputError as error:
             raise FileInputError(self.path, f"chosen.accelerate_config: {error}") from None
-        precision = str(self.chosen["precision"])
+        precision = self.chosen["precision"]
         return replace(
             settings,
             precision=precision,
             master_bytes=4 if settings.precision == precision else 2,
-            micro_batch=int(self.chosen["micro_batch"]),
-            gradient_accumulation=int(self.chosen["gradient_accumulation"]),
+            micro_batch=self.chosen["micro_batch"],
+            gradient_accumulation=self.chosen["gradient_accumulation"],
             gradient_clipping=float(self.chosen.get("gradient_clipping", 0.0)),
             optimizer=str(self.request.get("optimizer", settings.optimizer)),
         )
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def write(

@@ -14,6 +14,7 @@ from typing import Any
 from zerokit.commands import command_text
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.planned import Chosen
 from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare, value_at
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
@@ -94,7 +95,7 @@ def agree(
         raise InputError(f"{why}, or launch it without a plan (⟨no_plan=True⟩)")
     is_refused = options.own_deepspeed_file is not None
     by_options = not command.is_named(options.style, is_refused)
-    is_rehearsed = isinstance(chosen.get("rehearsed"), Mapping)
+    is_rehearsed = bool(chosen.get("rehearsed"))
     named = argument_warnings.named_model(options)
     parameters = chosen.get("parameters")
     another = named and unlike_planned(*named, plan.request, parameters, by_options=by_options)
@@ -155,10 +156,10 @@ def _planned_values(
     to_fuse = request.get("loss") == "liger" and "rehearsed" not in chosen and not on_cpu
     is_of_trl = "SFTTrainer" in options.facts.mentions or options.facts.package == "trl"  # its own losses
     return PlannedValues(
-        micro_batch=int(chosen["micro_batch"]),
-        gradient_accumulation=int(chosen["gradient_accumulation"]),
+        micro_batch=chosen["micro_batch"],
+        gradient_accumulation=chosen["gradient_accumulation"],
         precision=adapt_config.precision(dict(config)),
-        checkpointing=str(chosen.get("activation_checkpointing", "none")),
+        checkpointing=chosen.get("activation_checkpointing", "none"),
         gradient_clipping=None if isinstance(clipping, str | bool | None) else float(clipping),
         optimizer=made_by_script(request, config),
         liger_loss=to_fuse and options.style == "trainer" and not is_of_trl,
@@ -194,7 +195,7 @@ def other_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[s
     ]
 
 
-def _decided_options(options: ScriptOptions, chosen: Mapping[str, Any], *, on_cpu: bool) -> dict[str, str]:
+def _decided_options(options: ScriptOptions, chosen: Chosen, *, on_cpu: bool) -> dict[str, str]:
     """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
 
     Args:
@@ -259,7 +260,7 @@ def of_job(options: ScriptOptions, plan: PlanFile, by_options: bool = True) -> l
             method=plan.method, rank=lora.rank, targets=lora.targets, dropout=row.lora_dropout, nested=False,
             dtype="bfloat16",
         )  # fmt: skip
-    is_rehearsed = isinstance(plan.chosen.get("rehearsed"), Mapping)
+    is_rehearsed = bool(plan.chosen.get("rehearsed"))
     length = None if is_rehearsed else unlike_job.longest_sequence(options)
     result: list[str] = []
     for one, value in compare(planned, [*filter(None, [length]), *unlike_job.adapters(options)]):
@@ -328,7 +329,7 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
 # ---------------------------------------------------------------- what only the script can do
 
 
-def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], writes_here: bool) -> list[str]:
+def parts_of_the_script(options: ScriptOptions, chosen: Chosen, writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do. Raises InputError: the script
     would run, as another strategy than the plan's."""
     sequence = chosen.get("sequence_parallel", 1)
@@ -360,7 +361,7 @@ def parts_of_the_script(options: ScriptOptions, chosen: Mapping[str, Any], write
 _OUTPUTS = ("output_dir", "output_path", "save_dir", "checkpoint_dir", "ckpt_dir", "out_dir")
 
 
-def of_disk_space(chosen: Mapping[str, Any], options: ScriptOptions) -> list[str]:
+def of_disk_space(chosen: Chosen, options: ScriptOptions) -> list[str]:
     """What must be said where the free space is less than weights and one checkpoint take.
 
     Args:

@@ -162,17 +162,16 @@ class PlannedCommand:
     def _rehearsed_arguments(self) -> tuple[str, ...] | None:
         """Arguments that this script was rehearsed with; None: another was, or none, or they are not
         known."""
-        rehearsed, target = self.plan.chosen.get("rehearsed"), self.target
+        rehearsed, target = self.plan.chosen.get("rehearsed") or {}, self.target
         name = Path(target.name).name if target.script is not None else target.name
-        is_same = isinstance(rehearsed, dict) and str(rehearsed.get("script")) == name
-        return self.plan.rehearsed_arguments if is_same else None
+        return self.plan.rehearsed_arguments if str(rehearsed.get("script")) == name else None
 
     @cached_property
     def otherwise(self) -> str | None:
         """The script that the plan was rehearsed with, and in what its arguments differ, where this is
         another command: other secrets, another order, other places to write to and fewer steps make none."""
         rehearsed = self.plan.chosen.get("rehearsed")
-        if not isinstance(rehearsed, dict) or rehearsed.get("command") == self.target.digest:
+        if not rehearsed or rehearsed.get("command") == self.target.digest:
             return None
         arguments, name = self._rehearsed_arguments, str(rehearsed.get("script"))
         if arguments is None:
@@ -188,8 +187,8 @@ class PlannedCommand:
         where none is made with one. ``folder``: the plan's, if it lasts."""
         plan, chosen = self.plan, self.plan.chosen
         if self.otherwise is not None:
-            chosen = {name: value for name, value in chosen.items() if name != "rehearsed"}
-            chosen["rehearsed_with"] = self.otherwise
+            chosen = {**chosen, "rehearsed_with": self.otherwise}
+            chosen.pop("rehearsed", None)
         found: dict[str, Any] = {"request": plan.request, "chosen": chosen, "cluster": plan.cluster}
         if not is_temporary(plan.folder):
             found["folder"] = str(plan.folder)

@@ -16,9 +16,10 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from zerokit import planner
+from zerokit.domain.planned import Chosen, degrees, global_batch
 from zerokit.domain.settings import BY_OPTION, SETTINGS
 from zerokit.emit import plan_file
 from zerokit.errors import InputError, NothingFits, ZerokitError
@@ -297,21 +298,21 @@ def smaller_request(
     launch: Launch, ran: Mapping[str, Any], limit_bytes: int, *, on_host: bool
 ) -> dict[str, Any]:
     """The options of the next plan, which is for what ran."""
-    request, chosen = dict(ran["request"]), ran["chosen"]
+    request, chosen = dict(ran["request"]), cast(Chosen, ran["chosen"])
     gpu = (ran.get("cluster") or {}).get("gpu")
     world = launch.planned_ranks or 1
-    batch = chosen["micro_batch"] * chosen["gradient_accumulation"] * chosen["data_parallel"]
+    divided = degrees(chosen)
     request |= {
         "gpus": str(world),
-        "global-batch": str(batch),
+        "global-batch": str(global_batch(chosen)),
         "checkpointing": chosen.get("activation_checkpointing", "none"),
         "precision": chosen["precision"],
-        **{one.option: str(chosen.get(one.name, 1)) for one in _DEGREES},
+        **{one.option: str(divided[one.name]) for one in _DEGREES},
     }
     for one in _BATCH:
         request.pop(one.option, None)
         if not launch.micro_batch_free:
-            request[one.option] = str(chosen[one.name])
+            request[one.option] = str(ran["chosen"][one.name])
     if gpu == "cpu" or request.get("device") == "cpu":
         request |= {"device": "cpu", "host-ram": f"{limit_bytes * world}B"}
         return {name: value for name, value in request.items() if name not in ("gpu", "vram", "tp", "sp")}

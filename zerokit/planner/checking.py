@@ -235,7 +235,7 @@ def _of_plan_beside(path: Path) -> dict[str, str]:
     decided = {
         name.replace("-", "_"): str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)
     }
-    return decided | {"checkpointing": str(plan.chosen.get("activation_checkpointing", "none"))}
+    return decided | {"checkpointing": plan.chosen.get("activation_checkpointing", "none")}
 
 
 def add_plans_and_recipes(checked: Sequence[CheckedFile]) -> None:

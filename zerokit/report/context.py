@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from zerokit.domain.planned import Chosen
 from zerokit.domain.script_profile import by_option
 from zerokit.errors import ZerokitError
 from zerokit.files import read_regular
@@ -84,7 +85,8 @@ def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
 
     What an engine said of itself goes before what its plan says.
     """
-    request, chosen, cluster = context.part("request"), context.part("chosen"), context.part("cluster")
+    request, cluster = context.part("request"), context.part("cluster")
+    chosen = cast(Chosen, context.part("chosen"))
     engine = _engine(run)
     planned_model, ran_model = model_words(request, {}), _model(run, request)
     unlike = "" if ran_model.startswith(planned_model) else f"; the plan is for {planned_model}"
@@ -201,7 +203,7 @@ def model_words(request: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     return ", ".join(part for part in (named, size) if part)
 
 
-def _strategy(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -> str:
+def _strategy(chosen: Chosen, engine: Mapping[str, Any], ranks: int) -> str:
     stage = engine.get("zero_stage", chosen.get("zero_stage"))
     words = [f"ZeRO-{stage}"] if stage is not None else []
     words += ["FSDP2"] if "fsdp2" in (engine or chosen).get("engine", "") else []
@@ -221,7 +223,7 @@ def _strategy(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) 
     return ", ".join([*words, *([str(precision)] if precision else [])])
 
 
-def _degrees(chosen: Mapping[str, Any], engine: Mapping[str, Any], ranks: int) -> list[tuple[str, int]]:
+def _degrees(chosen: Chosen, engine: Mapping[str, Any], ranks: int) -> list[tuple[str, int]]:
     """How the run's ranks were divided: data parallel are as many as the other degrees leave."""
     known = {**chosen, **{key: value for key, value in engine.items() if key.endswith("_parallel") and value}}
     others = [(name, known.get(f"{name}_parallel")) for name in ("tensor", "pipeline", "sequence")]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerokit.domain.phases import BEFORE_TRAINING
+from zerokit.domain.planned import Chosen
 from zerokit.memory.components import label
 from zerokit.units import MIB, ranks_named
 
@@ -163,7 +164,7 @@ NOT_A_BARE_LOOP = (
 )
 
 
-def is_bare_loop(chosen: Mapping[str, Any]) -> bool:
+def is_bare_loop(chosen: Chosen) -> bool:
     """Whether a plan's figures are of no script, this one or another."""
     return not isinstance(chosen.get("rehearsed"), Mapping) and not chosen.get("rehearsed_with")
 
@@ -200,7 +201,7 @@ def wants_rehearsal(run: RunReport) -> bool:
     return predicted.predicted_by == "estimate" and is_off(predicted.model_dump())
 
 
-def bare_loop_of_plan(chosen: Mapping[str, Any], compared: Mapping[str, Any]) -> dict[str, Any] | None:
+def bare_loop_of_plan(chosen: Chosen, compared: Mapping[str, Any]) -> dict[str, Any] | None:
     """The plan's figures, for ``report.json``, where they are of a bare loop and the run (``compared``,
     beside the plan) was none."""
     if isinstance(chosen.get("rehearsed"), Mapping) or not is_off(compared):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from zerokit.domain.phases import ESTIMATED_PHASES, PHASES
+from zerokit.domain.planned import Chosen, world_size
 from zerokit.report.measured import (
     NOT_A_BARE_LOOP,
     bare_loop_of_plan,
@@ -32,10 +32,10 @@ def part(plan: Any, name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def chosen_of(plan: Plan | None) -> Mapping[str, Any]:
+def chosen_of(plan: Plan | None) -> Chosen:
     """The plan's choice: of a whole plan, or the choice itself; empty where there is none."""
     is_whole = isinstance(plan, Mapping) and "chosen" in plan
-    return part(plan, "chosen") if is_whole else part({"chosen": plan}, "chosen")
+    return cast(Chosen, part(plan if is_whole else {"chosen": plan}, "chosen"))
 
 
 def estimate_of(plan: Plan | None) -> Mapping[str, Any]:
@@ -261,10 +261,8 @@ def _offloaded_bytes(plan: Plan | None) -> int:
     chosen = chosen_of(plan)
     if "cpu" not in (chosen.get("offload_optimizer"), chosen.get("offload_param")):
         return 0
-    degrees = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
-    ranks = math.prod(int(chosen.get(degree) or 1) for degree in degrees)
     nodes = int(part(plan, "request").get("nodes") or 1)
-    return int(estimate_of(plan).get("host_bytes_per_node") or 0) * nodes // ranks
+    return int(estimate_of(plan).get("host_bytes_per_node") or 0) * nodes // world_size(chosen)
 
 
 def _phases(rank: Mapping[str, Any], baseline_bytes: int, compared: tuple[str, ...]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
+from zerokit.domain.planned import Chosen, world_size
 from zerokit.domain.settings import BY_OPTION, SETTINGS, Setting, Stated, compare, is_equal
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
@@ -20,7 +21,6 @@ from zerokit.units import counted, parse_count
 Facts = Mapping[str, Any]
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_DEGREES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel")
 _SAME_LENGTH = 0.01
 _SAME_PARAMETERS = 0.02  # a vocabulary that was resized, say
 _ALL_TRAINED = 0.999
@@ -44,14 +44,13 @@ def differences(plan: Facts | None, ranks: Iterable[Facts]) -> list[Difference]:
     """Where the ranks' job was not the plan's; what is not known is no difference."""
     if not isinstance(plan, Mapping):
         return []
-    chosen = plan.get("chosen", plan)
+    chosen: Chosen = plan.get("chosen", plan)
     request = plan.get("request")
     ranks = list(ranks)
     by_what: dict[str, Difference] = {}
     if isinstance(chosen, Mapping):
-        degrees = [int(chosen.get(name) or 1) for name in _DEGREES]
-        if chosen.get("data_parallel") and math.prod(degrees) != len(ranks):
-            world = math.prod(degrees)
+        world = world_size(chosen)
+        if chosen.get("data_parallel") and world != len(ranks):
             text = f"ranks {len(ranks)} ran, not {world}"
             by_what["ranks"] = Difference(
                 what="ranks", planned=str(world), ran=str(len(ranks)), option="gpus", text=text
@@ -120,7 +119,7 @@ def _engine_of(facts: Facts) -> str:
     return str(facts.get("engine") or "deepspeed")
 
 
-def _of_division(chosen: Facts, engine: Facts) -> list[Difference]:
+def _of_division(chosen: Chosen, engine: Facts) -> list[Difference]:
     """Differences of an engine that is not the plan's, or divides otherwise where no option says it."""
     planned, ran = (_ENGINES.get(name, name) for name in (_engine_of(chosen), _engine_of(engine)))
     if engine and planned != ran:
@@ -129,7 +128,7 @@ def _of_division(chosen: Facts, engine: Facts) -> list[Difference]:
     return [one for label, key in rows for one in _unlike(label, chosen.get(key), engine.get(key))]
 
 
-def chosen_as_ran(chosen: Facts, differing: Sequence[Difference]) -> dict[str, Any]:
+def chosen_as_ran(chosen: Mapping[str, Any], differing: Sequence[Difference]) -> dict[str, Any]:
     """A plan's choice with what ran in place of what was planned."""
     ran = {row.name: one.ran for one in differing for row in _FACTS if row.option == one.option}
     return {**chosen, **{name: int(value) if value.isdigit() else value for name, value in ran.items()}}
@@ -140,7 +139,8 @@ def options_to_plan(plan: Facts | None, differing: Sequence[Difference]) -> list
     where no plan is made with it; empty where neither says it."""
     if not isinstance(plan, Mapping):
         return []
-    chosen, request, script = plan.get("chosen", plan), plan.get("request"), plan.get("script")
+    chosen: Chosen = plan.get("chosen", plan)
+    request, script = plan.get("request"), plan.get("script")
     if not isinstance(chosen, Mapping):
         return []
     request = request if isinstance(request, Mapping) else {}
@@ -169,7 +169,7 @@ def unlike_rehearsal(engine: Facts, rehearsed: Facts) -> list[str]:
     return result
 
 
-def of_engine(chosen: Facts, engine: Facts, request: Facts | None = None) -> list[Difference]:
+def of_engine(chosen: Chosen, engine: Facts, request: Facts | None = None) -> list[Difference]:
     """Where what an engine ran with is not the plan's choice, nor the job that was asked for.
 
     A plan that was rehearsed with this very command (``chosen.rehearsed``) predicts what the script does:
@@ -229,7 +229,7 @@ def of_code(plan: Facts, asked: Iterable[Facts]) -> list[Difference]:
     ]  # fmt: skip
 
 
-def _of_other_models(chosen: Facts, engine: Facts) -> list[Difference]:
+def _of_other_models(chosen: Chosen, engine: Facts) -> list[Difference]:
     """A teacher or a reference that no engine holds; of a plan that has one, as a share of what trains."""
     other_parameters, trained = engine.get("other_parameters") or 0, engine.get("parameters") or 0
     planned = (chosen.get("script") or {}).get("other_parameters") or 0
@@ -255,7 +255,7 @@ def _unlike(
     ]
 
 
-def _of_batch(chosen: Facts, engine: Facts, request: Facts | None) -> list[Difference]:
+def _of_batch(chosen: Chosen, engine: Facts, request: Facts | None) -> list[Difference]:
     rows, columns = engine.get("batch_rows"), engine.get("batch_columns")
     planned, length = chosen.get("micro_batch"), None
     if request is not None:  # tokens of a sequence that one rank was planned to hold
@@ -292,7 +292,7 @@ def _count(value: Any) -> int | None:
         return None
 
 
-def _of_training(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
+def _of_training(chosen: Chosen, engine: Facts, request: Facts) -> list[Difference]:
     """The optimizer, and which parameters are trained: all, or those of adapters."""
     result: list[Difference] = []
     configured = ((chosen.get("deepspeed_config") or {}).get("optimizer") or {}).get("type")
@@ -341,7 +341,7 @@ def _is_one_family(first: object, second: object) -> bool:
     return is_equal(*families)
 
 
-def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
+def _of_size(chosen: Chosen, engine: Facts, request: Facts) -> list[Difference]:
     is_unsplit = (chosen.get("tensor_parallel") or 1) * (chosen.get("pipeline_parallel") or 1) == 1
     planned = chosen.get("parameters") or _count(request.get("params", ""))
     ran = engine.get("parameters")
@@ -359,7 +359,7 @@ def _of_size(chosen: Facts, engine: Facts, request: Facts) -> list[Difference]:
     return _unlike(SETTINGS["model"], planned, ran, text)
 
 
-def _of_steps(chosen: Facts, rank: Facts) -> list[Difference]:
+def _of_steps(chosen: Chosen, rank: Facts) -> list[Difference]:
     """A loop may step at each micro-batch though the engine was told to accumulate. The last step of an epoch
     may be of fewer than that."""
     steps, micro_steps = rank.get("steps") or 0, rank.get("micro_steps") or 0

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from zerokit.domain.job import Job
+from zerokit.domain.planned import Chosen
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, ZerokitError
 from zerokit.launcher import plan_agreement
@@ -103,12 +104,11 @@ def attempt(
             if note != launch.not_rehearsed:  # a trial's plan is none that the user made
                 say(note)
         report = run(launch)
-    return measured(report.to_dict(), (launch.plan or {}).get("chosen") or {}, run_dir, seq_len)
+    chosen = cast(Chosen, (launch.plan or {}).get("chosen") or {})
+    return measured(report.to_dict(), chosen, run_dir, seq_len)
 
 
-def measured(
-    report: Mapping[str, Any], chosen: Mapping[str, Any], run_dir: Path, seq_len: int = 0
-) -> TrialMeasurement:
+def measured(report: Mapping[str, Any], chosen: Chosen, run_dir: Path, seq_len: int = 0) -> TrialMeasurement:
     """Read a trial's report beside the plan's choice; ``seq_len``: tokens of a sequence as planned."""
     ranks = report["ranks"]
     compared = report.get("predicted_vs_measured") or {}
@@ -161,7 +161,7 @@ def _failure(report: Mapping[str, Any]) -> str:
     return text.strip().splitlines()[0][:300] + location if text.strip() else str(report["outcome"])
 
 
-def differences(chosen: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
+def differences(chosen: Chosen, engine: Mapping[str, Any]) -> list[str]:
     """Where what ran is not what was planned; a fact that is not known is no difference."""
     return [one.text for one in what_ran.of_engine(chosen, engine) if one.what in _DECISIVE]
 
