@@ -284,6 +284,21 @@ def planned_changes(file: TrainerFile, planned: PlannedStrategy, folder: Path) -
     return changes(file, wanted)
 
 
+def _refuse_conflicts(file: TrainerFile, changed: Sequence[Change]) -> None:
+    """Raise InputError: the trainer refuses a file with these changes, though not as it is."""
+    from zerokit.linter.trainer_conflicts import conflicts
+
+    new = dict(file.document.value) | {change.key: change.after for change in changed}
+    before = [conflict for conflict, _ in conflicts(file.trainer.name, file.document.value)]
+    for conflict, _ in conflicts(file.trainer.name, {k: v for k, v in new.items() if v is not None}):
+        if conflict not in before:
+            keys = ", ".join(change.key for change in changed)
+            raise InputError(
+                f"{file.path}: {conflict.what}, once the plan has changed {keys}, and {file.trainer.name} "
+                f"refuses that; {conflict.fix}"
+            )
+
+
 def replaced(folder: Path, request: Mapping[str, Any]) -> str | None:
     """What to say before a plan is written into a folder: which other one it replaces; None: none.
 
@@ -345,7 +360,9 @@ def write_plan(
         names["trainer_file"] = name = Path(of.path).name
         if (folder / name).exists() and name not in _written_by_plan(folder):
             raise InputError(f"⟨out⟩ {folder}: holds a {name} that no plan wrote; name another folder")
-        texts[name] = changed_text(of.document, planned_changes(of, planned, folder))
+        changed = planned_changes(of, planned, folder)
+        texts[name] = changed_text(of.document, changed)
+        _refuse_conflicts(of, changed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _written_by_plan(folder) - {*texts, plan_file.FILE_NAME}:

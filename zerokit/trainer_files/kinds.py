@@ -111,7 +111,7 @@ class Kind:
     direct: Mapping[str, tuple[str, ...]]
     command: tuple[str, ...]
     subcommands: tuple[str, ...] = ("train",)
-    checkpoints: Callable[[bool], Mapping[str, bool]] = lambda on: {"gradient_checkpointing": on}
+    checkpoints: Callable[[bool], Mapping[str, bool | None]] = lambda on: {"gradient_checkpointing": on}
     refuses_keys: bool = True
     refuses_values: bool = True
     own_arguments: bool = False
@@ -241,6 +241,13 @@ def _take_loss(says: Says) -> None:
             says.take("loss", key, loss)
     if others:
         says.leave_out("plugins", ", ".join(others))
+
+
+def _axolotls_checkpointing(is_on: bool) -> Mapping[str, bool | None]:
+    """The keys of checkpointing, without which axolotl moves no activations (utils/schemas/validation.py)."""
+    if is_on:
+        return {"gradient_checkpointing": True}
+    return {"gradient_checkpointing": False, "activation_offloading": None}
 
 
 _LLAMA_FACTORY_ATTENTION = {"sdpa": "sdpa", "fa2": "flash_attention_2", "disabled": "eager"}
@@ -411,6 +418,7 @@ KINDS: Mapping[str, Kind] = {
             "lora_dropout": ("lora_dropout",), "optimizer": ("optimizer",),
         },
         command=("axolotl", "train", "FILE"),
+        checkpoints=_axolotls_checkpointing,
         refuses_keys=False,
         replaced={"load_4bit": "load_in_4bit", "adam_eps": "adam_epsilon",
                   "evaluation_strategy": "eval_strategy"},

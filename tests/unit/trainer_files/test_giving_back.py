@@ -69,6 +69,34 @@ def test_the_file_is_the_plan(text: str) -> None:
     assert [change["key"] for change in body["changes"]] == [change.key for change in plan.changes]
 
 
+def test_what_goes_with_checkpointing_alone_goes_with_it() -> None:
+    """axolotl refuses activation_offloading without it (utils/schemas/validation.py, 0.19)."""
+    path = written(f"{QLORA}activation_offloading: true\n")
+    plan = zerokit.plan(file=path, gpus=1, gpu="h200", checkpointing="none", out="p")
+    given_back = yaml.safe_load(Path(plan.files["trainer_file"]).read_text(encoding="utf-8"))
+    assert given_back["gradient_checkpointing"] is False and "activation_offloading" not in given_back
+
+
+MUON = """\
+base_model: NousResearch/Llama-3.2-1B
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+optimizer: muon
+bf16: auto
+fsdp_version: 2
+fsdp_config: {offload_params: false}
+"""
+
+
+def test_a_file_that_its_trainer_would_refuse_is_not_written() -> None:
+    with pytest.raises(
+        InputError, match=r"muon does not go with DeepSpeed, once the plan has changed"
+    ) as caught:
+        zerokit.plan(file=written(MUON), gpus=2, gpu="h200", zero=2, out="p")
+    assert caught.value.exit_code == 2 and not Path("p").exists()
+
+
 def test_nobodys_file_is_replaced() -> None:
     written(QLORA)
     Path("p").mkdir()
