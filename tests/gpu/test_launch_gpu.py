@@ -168,3 +168,19 @@ def test_sigterm_leaves_nobody_on_the_gpu(tmp_path: Path) -> None:
     assert process.returncode == 143, err
     assert not Path(f"/proc/{pid}").exists()
     assert report_of(tmp_path)["ranks"][0]["peak_allocated_bytes"] > 50 * MIB
+
+
+def test_a_snapshot_of_a_step_is_explained(tmp_path: Path) -> None:
+    plan(tmp_path, "--zero", "1", "--precision", "bf16")
+    done = zerokit(tmp_path, "launch", "--plan", "plan", "--device", "cuda", "--run-dir", "run",
+                   "--snapshot", "3", "--accept-mismatch",
+                   str(script(tmp_path, "raw.py")), "--steps", "3")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "zerokit explain " in done.stdout + done.stderr
+    explained = zerokit(tmp_path, "explain", "run/snapshot-00000-step-3.pickle", "--json")
+    assert explained.returncode == 0, explained.stderr
+    (device,) = json.loads(explained.stdout)["devices"]
+    (rank,) = report_of(tmp_path)["ranks"]
+    for phase in ("forward", "backward", "step"):
+        assert device["memory"]["phases"][phase] == rank["phases"][phase]
+    assert device["given_bytes"] >= 0.95 * device["memory"]["peak_allocated_bytes"]

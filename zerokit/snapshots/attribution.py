@@ -156,11 +156,16 @@ def _is_base(frame: Frame) -> bool:
 
 
 def _is_torch(file: str) -> bool:
-    return "/torch/" in file or file.startswith("<")
+    return "/torch/" in f"/{_short(file)}" or _is_made_up(file)
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith("<") or any(part in file for part in _LIBRARIES)
+    return _is_made_up(file) or any(part in file for part in _LIBRARIES)
+
+
+def _is_made_up(file: str) -> bool:
+    """Whether nobody wrote the file: the compiler's, whose stacks go on with the lines that it compiled."""
+    return file.startswith("<") or "/torchinductor_" in file
 
 
 def _location(lines: list[Frame]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from array import array
 from bisect import bisect
@@ -77,7 +78,7 @@ class DeviceMemory:
             device.
         given_bytes: of the peak, with a phase and a module; ``lined_bytes``: with a line.
         inferred_bytes: of the peak, allocated by backward without a line of Python; module and line are those
-            of the activations that it freed next.
+            whose inputs it freed next.
         before_bytes: allocated when the history begins; of them ``cut_bytes`` were once in it.
         events: of the history.
         steps: backward passes in it.
@@ -211,7 +212,6 @@ class _Explained:
         self._phases = array("b")
         self._interval = array("q")
         self._intervals: list[tuple[int, str]] = []  # first row, phase
-        self._freed: tuple[list[int], list[int]] | None = None
         self._follow()
 
     def _follow(self) -> None:
@@ -289,29 +289,39 @@ class _Explained:
         return rows, inferred
 
     def _origin(self, place: int) -> tuple[Origin, bool]:
-        """An allocation's own origin; of one without lines in backward that of what is freed next."""
-        origin = self._origins.of(self._device.made.stack[place])
+        """An allocation's own origin; of one without lines in backward that of the operator whose inputs are
+        freed next: what forward allocated just after them."""
         made = self._device.made
+        origin = self._origins.of(made.stack[place])
         if origin.location or made.start[place] == BEFORE or _PHASES[self._phases[place]] != "backward":
             return origin, False
-        if self._freed is None:
-            forward = _PHASES.index("forward")
-            those = sorted(
-                (end, index)
-                for index, end in enumerate(made.end)
-                if end != BEFORE
-                and self._phases[index] == forward
-                and self._origins.of(made.stack[index]).location
-                and self._interval[index] < self._interval_at(end)
-            )
-            self._freed = ([end for end, _ in those], [index for _, index in those])
-        ends, places = self._freed
+        computed, ends, freed = self._computed
         first, last = self._span(place)
         at = bisect(ends, made.start[place])
-        for near in (at, at - 1):
-            if 0 <= near < len(ends) and first <= ends[near] <= last:
-                return self._origins.of(made.stack[places[near]]), True
+        if at < len(ends) and ends[at] <= last:
+            after = bisect(computed, freed[at])
+            is_same = after < len(computed) and self._interval[computed[after]] == self._interval[freed[at]]
+            return self._origins.of(made.stack[computed[after] if is_same else freed[at]]), True
+        if at and ends[at - 1] >= first:
+            return self._origins.of(made.stack[freed[at - 1]]), True
         return origin, False
+
+    @functools.cached_property
+    def _computed(self) -> tuple[list[int], list[int], list[int]]:
+        """Places of what forwards allocated, also again in backward; of these what backward freed: rows and
+        places."""
+        made = self._device.made
+        computed = []
+        for place, stack in enumerate(made.stack):
+            origin, phase = self._origins.of(stack), _PHASES[self._phases[place]]
+            if origin.location and (phase == "forward" or (phase == "backward" and origin.computes)):
+                computed.append(place)
+        freed = sorted(
+            (end, place)
+            for place in computed
+            if (end := made.end[place]) != BEFORE and self._intervals[self._interval_at(end)][1] == "backward"
+        )
+        return computed, [end for end, _ in freed], [place for _, place in freed]
 
     def _interval_at(self, row: int) -> int:
         return bisect(self._intervals, row, key=lambda one: one[0]) - 1

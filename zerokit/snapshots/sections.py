@@ -9,6 +9,7 @@ from zerokit.snapshots.explanation import DeviceMemory, Explanation
 from zerokit.units import counted, format_gib
 
 _MOST_LINES = 10
+_KEEPERS = "kept by a list, a cache, a closure, an exception or a graph; .item() and .detach() keep no graph"
 
 
 def answer(told: Explanation) -> list[str]:
@@ -97,7 +98,7 @@ def _shares(one: DeviceMemory) -> Iterator[str]:
     if one.inferred_bytes:
         yield (
             f"{one.inferred_bytes / peak:.1%} of the peak was allocated by backward, whose stacks hold no "
-            "Python: its module and line are those of the activations that it freed next"
+            "Python: its module and line are those whose inputs it freed next"
         )
 
 
@@ -109,5 +110,6 @@ def _stays(one: DeviceMemory) -> Iterator[Section]:
         )
         yield Section(
             title=f"more after each of {counted(one.stays[0].steps, 'step')}, GPU {one.memory.rank}",
+            lines=(_KEEPERS,),
             rows=rows, heads=("each step", "in all", "module", "line"), most=_MOST_LINES,
         )  # fmt: skip

@@ -57,10 +57,26 @@ def test_what_is_live_has_the_sizes_of_the_model() -> None:
         assert held["cuBLAS workspace"] == 2 * (32 << 20)  # forward's thread and backward's
 
 
+def test_gradients_that_backward_made_are_given_to_the_line_that_they_are_of() -> None:
+    """The head's are whole at the peak: 512 × 4,000 weights and 4,000 biases in fp32."""
+    rows = [row for row in _device("plain").memory.at_peak if row.what == "gradients"]
+    assert [(row.module, row.location, row.bytes) for row in rows] == [
+        ("Classifier", "/job/jobs.py:142", 512 * 4000 * 4 + 32 * 512)
+    ]
+
+
 def test_modules_are_classes_where_their_source_is_known() -> None:
     modules = {row.module for row in _device("trainer").memory.at_peak}
     assert {"LlamaMLP", "LlamaAttention", "LlamaRMSNorm", "Adam", "Module.to"} <= modules
     assert {row.module for row in _device("plain").memory.at_peak} >= {"Block", "Classifier"}
+
+
+def test_lines_are_the_users_else_those_of_the_library_that_called_pytorch() -> None:
+    assert {row.location.partition(":")[0] for row in _device("compiled").memory.at_peak} == {"/job/jobs.py"}
+    recomputed = [row for row in _device("checkpointing").memory.at_peak if row.module == "LlamaMLP"]
+    assert {row.location.partition(":")[0] for row in recomputed} == {
+        "transformers/models/llama/modeling_llama.py"
+    }
 
 
 def test_modules_are_files_where_their_source_is_not_known(tmp_path: Path) -> None:
