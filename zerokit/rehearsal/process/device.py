@@ -411,6 +411,11 @@ def _patch_bindings(machine: Machine, functions: dict[str, Callable[..., Any]], 
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_emptyCache": machine.ledger.empty_cache,
         "_cuda_synchronize": lambda: None,
+        "_cuda_attach_out_of_memory_observer": lambda observer: None,
+        "_cuda_record_memory_history": lambda *args, **kwargs: None,
+        "_cuda_memorySnapshot": lambda *args: {"segments": [], "device_traces": []},
+        "_cuda_setMemoryMetadata": lambda text: None,
+        "_cuda_getMemoryMetadata": lambda: "",
     }
     # what decides the layout of a convolution's result; a CUDA build asks the driver for its choice
     bindings["_select_conv_backend"] = lambda *args, **kwargs: torch._C._ConvBackend.Cudnn
