@@ -226,7 +226,7 @@ class _Explained:
                 if not self._intervals or self._intervals[-1][1] != phase:
                     self._intervals.append((start, phase))
             self._phases.append(_PHASES.index(phase))
-            self._interval.append(len(self._intervals) - 1)
+            self._interval.append(BEFORE if start == BEFORE else len(self._intervals) - 1)
 
     def memory(self) -> DeviceMemory:
         """Put it all together."""
@@ -248,19 +248,20 @@ class _Explained:
             row, peak_phase = (BEFORE if device.events > 1 else _END), ""
         rows, inferred = self._held(row)
         peak = sum(rows.values())
-        at_peak = tuple(
-            HeldAtPeak(what=what, module=module, location=location, bytes=size)
-            for (what, module, location, _), size in rows.most_common()
-        )
-        reserved = sum(segment.size for segment in device.segments)
+        held: Counter[tuple[str, str, str]] = Counter()
+        for (what, module, location, _), size in rows.items():
+            held[what, module, location] += size
         return DeviceMemory(
             memory=RankMemory(
                 rank=device.number,
                 peak_allocated_bytes=peak,
                 peak_phase=peak_phase,
-                peak_reserved_bytes=reserved,
+                peak_reserved_bytes=device.peak_reserved_bytes,
                 phases={phase: peaks[phase] for phase in PHASES if phase in peaks},
-                at_peak=at_peak,
+                at_peak=tuple(
+                    HeldAtPeak(what=what, module=module, location=location, bytes=size)
+                    for (what, module, location), size in held.most_common()
+                ),
             ),
             given_bytes=sum(size for key, size in rows.items() if key[1] and key[3]),
             lined_bytes=sum(size for key, size in rows.items() if key[2]),
@@ -271,7 +272,7 @@ class _Explained:
             steps=sum(phase == "backward" for _, phase in self._intervals),
             stays=tuple(self._stays()),
             allocated_bytes=sum(live),
-            reserved_bytes=reserved,
+            reserved_bytes=sum(segment.size for segment in device.segments),
             **self._free(),
         )
 
@@ -341,7 +342,7 @@ class _Explained:
             return origin.what
         if not phase:
             return _LATE if made.start[place] == BEFORE else "not known"
-        if phase in ("forward", "backward", "step") and made.start[place] != BEFORE:
+        if phase in ("forward", "backward", "step"):
             if phase != "step" and self._outlives_step(place):
                 size = made.size[place]
                 return (
@@ -353,7 +354,7 @@ class _Explained:
                 )
             if phase == "backward" and origin.computes:
                 return BY_NAME["forward"].holds
-            if made.end[place] != BEFORE and made.end[place] <= self._span(place)[1]:
+            if made.start[place] != BEFORE != made.end[place] <= self._span(place)[1]:
                 return "temporary"
         return BY_NAME[phase].holds
 

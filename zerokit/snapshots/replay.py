@@ -72,6 +72,7 @@ class Device:
         before_bytes: that were allocated when the history begins.
         lost_bytes: of those, what a stack in the snapshot's own blocks shows: the history is cut, not late.
         events: how many its history has.
+        peak_reserved_bytes: taken from the driver at most, in it.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Device:
         live: dict[int, int] = {}  # by address, the place of what is allocated there
         taken: dict[int, int] = {}  # bytes of blocks whose memory is not free yet
         holes = _Holes(expandable)
-        now = 0
+        now = reserved = most_reserved = 0
         earlier: list[tuple[int, int]] = []  # end and bytes of what was there before
         requests_free = any(action == FREE_REQUESTED for action in events.action)
         frees = FREE_REQUESTED if requests_free else FREE_COMPLETED
@@ -134,11 +135,15 @@ class Device:
                     holes.give(address, taken.pop(address))
             elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
                 holes.add(address, size, action == SEGMENT_MAP)
+                reserved += size
+                most_reserved = max(most_reserved, reserved)
             elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
                 holes.remove(address)
+                reserved -= size
             elif action == OOM:
                 self.out_of_memory = OutOfMemory(size, address, events.stack[index])
         self.events = row + 1
+        self.peak_reserved_bytes = sum(one.size for one in self.segments) - reserved + most_reserved
         self._add_earlier(live, earlier)
 
     def _add_earlier(self, live: dict[int, int], earlier: list[tuple[int, int]]) -> None:

@@ -74,7 +74,7 @@ def _peaks(one: DeviceMemory, predicted: dict[str, int]) -> Section:
         (name, format_gib(size), text)
         for name, size, text in (
             ("allocated", one.allocated_bytes, "when the snapshot was taken, as all below"),
-            ("reserved", one.reserved_bytes, "taken from the driver"),
+            ("reserved", one.reserved_bytes, _most(one)),
             ("free", one.free_bytes, f"of that, {format_gib(one.largest_free_bytes)} in one piece"),
             ("split", one.split_bytes, "free beside blocks in use: it cannot be given back"),
         )
@@ -86,6 +86,12 @@ def _peaks(one: DeviceMemory, predicted: dict[str, int]) -> Section:
         title=f"GPU {memory.rank}, {history}{steps}", rank=memory, right=1, heads=("phase", "peak", "note"),
         rows=tuple(rows), lines=tuple(_shares(one)),
     )  # fmt: skip
+
+
+def _most(one: DeviceMemory) -> str:
+    most = one.memory.peak_reserved_bytes
+    earlier = f"; {format_gib(most)} at most" if most > one.reserved_bytes else ""
+    return f"taken from the driver{earlier}"
 
 
 def _shares(one: DeviceMemory) -> Iterator[str]:

@@ -26,6 +26,7 @@ def test_the_peak_of_a_whole_history_is_the_counters_to_the_byte(name: str) -> N
     device = _device(recorded(name))
     assert max(device.made.after) == (truth.get("peak_allocated") or truth["allocated_peak"])
     assert device.before_bytes == 0
+    assert device.peak_reserved_bytes == truth.get("peak_reserved", device.peak_reserved_bytes)
 
 
 @pytest.mark.parametrize("name", [name for name in TRUTH if "allocated" in TRUTH[name]])
