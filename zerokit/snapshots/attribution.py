@@ -26,7 +26,8 @@ _STEPS: _Rows = (
     ("/deepspeed/runtime/", frozenset(("step", "_take_model_step", "_optimizer_step"))),
 )  # fmt: skip
 """Parts of files and the functions in them (none: any) that are the optimizer's step;
-deepspeed/runtime/engine.py:3014, zero/stage3.py:2254, zero/stage_1_and_2.py:2038 (0.19.8)."""
+deepspeed/runtime/engine.py:3505 and 3567, zero/stage3.py:1235 and 2873, zero/stage_1_and_2.py:2967 and
+3013 (0.19.8)."""
 _BACKWARDS: _Rows = (
     ("/torch/autograd/__init__.py", frozenset(("backward", "grad"))),
     ("/torch/autograd/graph.py", frozenset(("_engine_run_backward",))),
@@ -38,13 +39,9 @@ _FILES_OF_CALLS = {
     for module, calls in CALLS.items()
     for end in (".py", "/__init__.py")
 }
-_GATHERS: _Rows = (
-    ("/deepspeed/runtime/zero/partition", frozenset()),
-    (
-        "/torch/distributed/fsdp/",
-        frozenset(("all_gather", "unshard", "init_unsharded_param", "foreach_all_gather")),
-    ),
-)
+_GATHERS = ("/deepspeed/runtime/zero/partition", "/torch/distributed/fsdp/")
+"""Parts of files whose functions with ``gather`` in their names gather weights (DeepSpeed 0.19.8, torch
+2.13)."""
 
 
 class Origin(NamedTuple):
@@ -141,7 +138,7 @@ def _mark(lines: list[Frame], computes: bool) -> str:
 
 
 def _what(lines: list[Frame]) -> str:
-    if any(_calls(frame, _GATHERS) for frame in lines):
+    if any("gather" in frame.name and any(part in frame.file for part in _GATHERS) for frame in lines):
         return GATHERED
     moves = any(_is_base(frame) and frame.name == "_apply" for frame in lines)
     return BY_NAME["load"].holds if moves or any(frame.name == "from_pretrained" for frame in lines) else ""
