@@ -15,7 +15,6 @@ from zerokit.domain.job import Job
 from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
-from zerokit.emit.jobs import render
 from zerokit.errors import InputError
 from zerokit.strictload.yamltext import dump_yaml
 
@@ -143,6 +142,8 @@ def groups(replicas: int, ranks: int) -> dict[str, int]:
 
 def fully_shard_code(strategy: Strategy) -> str:
     """A function in Python that divides a Transformers model as the strategy does."""
+    from zerokit.emit.jobs import render
+
     settings = fsdp2(strategy.settings)
     reduced = settings.reduce_dtype or settings.precision
     return render(
