@@ -72,10 +72,10 @@ def check_open_files(local_ranks: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
 
 
-def check_versions(launcher: str, style: str, *, engine: str = "deepspeed") -> None:
+def check_versions(backend: Backend, style: str, *, engine: str = "deepspeed") -> None:
     """Whether the versions of what this launch uses are supported. Raises InputError: names the installed
     version, those that are supported, and the command that installs one."""
-    used = {launcher} | ({engine} & {"deepspeed"} if style != "none" else set())
+    used = {backend.name} | ({engine} & {"deepspeed"} if style != "none" else set())
     used |= {"accelerate"} if style in ("accelerate", "trainer") else set()
     if (problem := supported.refusal(*used)) is not None:
         raise InputError(problem)

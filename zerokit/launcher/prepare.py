@@ -44,7 +44,8 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     plan, config = read_plan(options.plan, run_dir) if options.plan is not None else (None, None)
     engine = plan.engine if plan is not None else "deepspeed"
     options = fsdp2_plan.started_by_accelerate(options) if engine == "fsdp2" else options
-    preflight.check_packages(backend_of(options.launcher), engine=engine)
+    backend = backend_of(options.launcher)
+    preflight.check_packages(backend, engine=engine)
     if options.deepspeed is not None:
         config = read_config(Path(options.deepspeed))
     planned_ranks = plan.world_size if plan is not None else None
@@ -55,7 +56,7 @@ def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run:
     notes = [*placement.notes, *_several_nodes(plan, placement), *read]
     preflight.check_open_files(placement.local_ranks)
     style = _style(options, facts, notes, has_config=config is not None)
-    preflight.check_versions(options.launcher, style, engine=engine)
+    preflight.check_versions(backend, style, engine=engine)
     planned = PlannedCommand(plan, target) if plan is not None else None
     own = ScriptOptions.read(facts, style, target.arguments)
     agreed, on_cpu = _agreed(options, planned, config, own, placement), placement.devices.kind == "cpu"
