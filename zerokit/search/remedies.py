@@ -6,10 +6,8 @@ the gain that a search with it finds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
-from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import REHEARSED, Candidate
@@ -40,7 +38,7 @@ class Remedy:
     Attributes:
         title: the options that ask for it, with what the strategy ``s`` has of them.
         needs: what it changes, or what the script must do.
-        change: the request with it; None: it is so already, or is not modelled here.
+        where: whether a request can have it. made: the request with it.
         told: ``first``: results stay those of the job, so it stands on the first screen; ``explained``: it
             changes the numbers or what is trained; ``size``: how much is computed, or on how much;
             ``script``: how work is divided, which the script takes part in, and ``pipeline``, which it
@@ -49,8 +47,15 @@ class Remedy:
 
     title: str
     needs: str
-    change: Callable[[Request], Request | None]
+    where: Callable[[Request], bool]
+    made: Callable[[Request], Request]
     told: str = "explained"
+
+    def change(self, request: Request) -> Request | None:
+        """The request with it; None: it is so already, cannot be, or is not modelled."""
+        made = self.made(request) if self.where(request) else request
+        is_unknown = unmodelled_with_loss(made.job, made.shape, made.cluster, made.pins)
+        return None if made == request or is_unknown else made
 
     def titled(self, candidate: Candidate) -> str:
         """Its title, of a strategy that was found with it."""
@@ -65,204 +70,185 @@ def _of_job(request: Request, **changes: object) -> Request:
     return replace(request, job=replace(request.job, **changes))
 
 
-def _with_settings(request: Request, **changes: object) -> Request | None:
-    """With other values of DeepSpeed's settings, where weights have 16 bits and DeepSpeed makes an Adam."""
-    job, pins = request.job, request.pins
-    is_adam = (job.optimizer or "").lower() in ("adam", "adamw")
-    if job.inference or request.cluster.on_cpu or request.precision == "fp32" or not is_adam:
-        return None
-    settings = replace(pins.settings, **changes)
-    return None if settings == pins.settings else replace(request, pins=replace(pins, settings=settings))
+def _pinned(request: Request, **changes: object) -> Request:
+    return replace(request, pins=replace(request.pins, **changes))
 
 
-def _with_zero(request: Request, **changes: object) -> Request | None:
+def _with_settings(request: Request, **changes: object) -> Request:
+    return _pinned(request, settings=replace(request.pins.settings, **changes))
+
+
+def _with_zero(request: Request, **changes: object) -> Request:
     return _with_settings(request, zero=replace(request.pins.settings.zero, **changes))
 
 
-def _bf16_states(request: Request) -> Request | None:
-    if not request.cluster.gpu.supports("bf16") or request.precision == "fp16":
-        return None
-    return _with_settings(request, bf16_master_weights_and_grads=True, bf16_optimizer_states=True)
-
-
-def _fused_loss(request: Request) -> Request | None:
-    if request.job.inference or request.job.loss != "standard":
-        return None
-    pins = replace(request.pins, search_tensor=False)
-    return _if_modelled(replace(_of_job(request, loss="chunked"), pins=pins))
-
-
-def _eight_bits(request: Request) -> Request | None:
-    job, pins = request.job, request.pins
-    if job.inference or request.cluster.on_cpu or (job.optimizer or "").lower() not in ("adam", "adamw"):
-        return None
-    if pins.offload_optimizer not in (None, "none"):
-        return None  # DeepSpeed offloads no optimizer that the script makes
-    return _of_job(request, optimizer=_EIGHT_BITS) if client_optimizer(_EIGHT_BITS) else None
-
-
-def _sixteen_bits(request: Request) -> Request | None:
-    is_slower = request.cluster.on_cpu or not request.cluster.gpu.supports("bf16")
-    return None if request.precision != "fp32" or is_slower else replace(request, precision="bf16")
-
-
-def _half_as_long(request: Request) -> Request | None:
+def _trains_with_adam(request: Request) -> bool:
     job = request.job
-    if job.inference or job.images is not None or job.seq_len < 2 * _SHORTEST_SEQUENCE:
-        return None
-    return _of_job(request, seq_len=job.seq_len // 2)
+    return not (job.inference or request.cluster.on_cpu) and (job.optimizer or "").lower() in (
+        "adam",
+        "adamw",
+    )
 
 
-def _under_fsdp2(request: Request) -> Request | None:
-    is_other = request.cluster.on_cpu or request.pins.engine != "deepspeed"
-    return None if is_other else replace(request, pins=replace(request.pins, engine="fsdp2"))
+def _takes_settings(request: Request) -> bool:
+    """Where weights have 16 bits and DeepSpeed makes an Adam."""
+    return request.precision != "fp32" and _trains_with_adam(request)
 
 
-def _without_dropout(request: Request) -> Request | None:
-    lora = request.job.lora
-    return _of_job(request, lora=replace(lora, dropout=0.0)) if lora is not None and lora.dropout else None
-
-
-def _frozen_tower(request: Request) -> Request | None:
-    images = request.job.images
-    if request.job.method != "full" or images is None or images.tower == "frozen":
-        return None
-    return _of_job(request, images=replace(images, tower="frozen"))
-
-
-def _twice_the_gpus(request: Request) -> Request | None:
-    cluster, batch = request.cluster, request.job.global_batch
-    gpus = 2 * cluster.gpus
-    if request.cluster.on_cpu or (batch is not None and batch % gpus):
-        return None
+def _twice_the_gpus(request: Request) -> Request:
+    cluster, gpus = request.cluster, 2 * request.cluster.gpus
     nodes = cluster.nodes if gpus // cluster.nodes <= cluster.gpu.max_gpus_per_node else 2 * cluster.nodes
     return replace(request, cluster=replace(cluster, gpus=gpus, nodes=nodes))
 
 
-def _divided(request: Request, degree: str, search: str) -> Request | None:
-    """With a degree searched that the script takes part in; None: it is fixed, or searched already."""
-    pins = request.pins
-    if request.cluster.gpus < 2 or getattr(pins, degree) is not None or getattr(pins, search):
-        return None
-    return _if_modelled(replace(request, pins=replace(pins, **{search: True})))
+def _with_adapters(method: str) -> Remedy:
+    return Remedy(
+        title=f"⟨method⟩ {method}",
+        needs="",
+        where=lambda request: not request.job.inference and request.job.method not in ("qlora", method),
+        made=lambda request: _of_job(request, method=method, lora=request.job.adapters, quantization="none"),
+        told="adapters",
+    )
 
 
-def _if_modelled(request: Request) -> Request | None:
-    is_unknown = unmodelled_with_loss(request.job, request.shape, request.cluster, request.pins)
-    return None if is_unknown else request
+def _in_bits(kind: str) -> Remedy:
+    return Remedy(
+        title=f"⟨quant⟩ {kind}",
+        needs="",
+        where=lambda request: request.job.inference,
+        made=lambda request: _of_job(request, quantization=kind),
+        told="adapters",
+    )
 
 
-def _in_stages(request: Request) -> Request | None:
-    pins, is_causal = request.pins, request.shape.head == "causal"
-    if request.cluster.gpus < 2 or pins.pipeline_module or request.job.method != "full" or not is_causal:
-        return None
-    return _if_modelled(replace(request, pins=replace(pins, pipeline_module=True)))
-
-
-def _with_adapters(method: str, request: Request) -> Request | None:
-    job = request.job
-    if job.inference or job.method in ("qlora", method):
-        return None
-    return _of_job(request, method=method, lora=job.adapters, quantization="none")
-
-
-def _in_bits(kind: str, request: Request) -> Request | None:
-    is_other = request.job.inference and request.job.quantization != kind
-    return _of_job(request, quantization=kind) if is_other else None
-
-
-def _on_nvme(request: Request) -> Request | None:
-    if request.cluster.nvme_path is not None or request.cluster.on_cpu:
-        return None
-    return replace(request, cluster=replace(request.cluster, nvme_path="/nvme"))
-
-
+_FUSED_LOSS = Remedy(
+    title="⟨loss⟩ chunked (TRL) or liger (Trainer)",
+    needs="the script must fuse head and loss (use_liger_kernel), as TRL's SFTTrainer does",
+    where=lambda request: not request.job.inference and request.job.loss == "standard",
+    made=lambda request: _pinned(_of_job(request, loss="chunked"), search_tensor=False),
+    told="first",
+)
 REMEDIES = (
     Remedy(
         title="⟨precision⟩ bf16",
         needs="multiplies in 16 bits beside fp32 master weights",
-        change=_sixteen_bits,
-        told="first",
-    ),
-    Remedy(
-        title="⟨loss⟩ chunked (TRL) or liger (Trainer)",
-        needs="the script must fuse head and loss (use_liger_kernel), as TRL's SFTTrainer does",
-        change=_fused_loss,
-        told="first",
-    ),
-    Remedy(
-        title="⟨attention⟩ sdpa",
-        needs="fused kernels, which keep no scores",
-        change=lambda request: (
-            _of_job(request, attention="sdpa") if request.job.attention == "eager" else None
+        where=lambda request: (
+            request.precision == "fp32"
+            and not request.cluster.on_cpu
+            and request.cluster.gpu.supports("bf16")
         ),
+        made=lambda request: replace(request, precision="bf16"),
         told="first",
     ),
+    _FUSED_LOSS,
     Remedy(
         title=f"⟨optimizer⟩ {_EIGHT_BITS}",
         needs="keeps its states in 8 bits (bitsandbytes), which changes the numbers a little; the script "
         f"makes it (a Trainer's optim={_EIGHT_BITS})",
-        change=_eight_bits,
+        # DeepSpeed offloads no optimizer that the script makes
+        where=lambda request: _trains_with_adam(request) and request.pins.offload_optimizer in (None, "none"),
+        made=lambda request: _of_job(request, optimizer=_EIGHT_BITS),
         told="first",
     ),
     Remedy(
         title="⟨set⟩ bf16_master_weights_and_grads,bf16_optimizer_states",
         needs="weights are updated in bf16, which drops updates below 1/256 of a weight",
-        change=_bf16_states,
+        where=lambda request: (
+            _takes_settings(request) and request.precision != "fp16" and request.cluster.gpu.supports("bf16")
+        ),
+        made=lambda request: _with_settings(
+            request, bf16_master_weights_and_grads=True, bf16_optimizer_states=True
+        ),
     ),
     Remedy(
         title="⟨set⟩ grad_accum_dtype=fp32",
         needs="gradients of micro-batches add up in fp32",
-        change=lambda request: _with_settings(request, grad_accum_dtype="fp32"),
+        where=_takes_settings,
+        made=lambda request: _with_settings(request, grad_accum_dtype="fp32"),
     ),
     Remedy(
         title="⟨set⟩ zero_quantized_weights",
         needs="ZeRO++ sends weights in 8 bits, which rounds them",
-        change=lambda request: _with_zero(request, zero_quantized_weights=True),
+        where=_takes_settings,
+        made=lambda request: _with_zero(request, zero_quantized_weights=True),
     ),
     Remedy(
         title="⟨set⟩ zero_quantized_gradients",
         needs="ZeRO++ sends gradients in 4 bits, which rounds them",
-        change=lambda request: _with_zero(request, zero_quantized_gradients=True),
+        where=_takes_settings,
+        made=lambda request: _with_zero(request, zero_quantized_gradients=True),
     ),
     Remedy(
         title="⟨engine⟩ fsdp2",
         needs="trains under PyTorch's FSDP2",
-        change=_under_fsdp2,
+        where=lambda request: not request.cluster.on_cpu and request.pins.engine == "deepspeed",
+        made=lambda request: _pinned(request, engine="fsdp2"),
         told="first",
     ),
-    Remedy(title="⟨lora_dropout⟩ 0", needs="adapters without dropout", change=_without_dropout),
-    Remedy(title="⟨vision_tower⟩ frozen", needs="trains the language model alone", change=_frozen_tower),
+    Remedy(
+        title="⟨lora_dropout⟩ 0",
+        needs="adapters without dropout",
+        where=lambda request: request.job.lora is not None,
+        made=lambda request: _of_job(request, lora=replace(request.job.lora, dropout=0.0)),
+    ),
+    Remedy(
+        title="⟨vision_tower⟩ frozen",
+        needs="trains the language model alone",
+        where=lambda request: request.job.method == "full" and request.job.images is not None,
+        made=lambda request: _of_job(request, images=replace(request.job.images, tower="frozen")),
+    ),
     Remedy(
         title="⟨tp⟩ {s.tensor_parallel}",
         needs="peers must read the same batch, as they do in an Accelerate or Trainer script; a raw "
         "DeepSpeed script must ensure it",
-        change=lambda request: _divided(request, "tensor_parallel", "search_tensor"),
+        where=lambda request: request.cluster.gpus > 1 and request.pins.tensor_parallel is None,
+        made=lambda request: _pinned(request, search_tensor=True),
         told="script",
     ),
     Remedy(
         title="⟨sp⟩ {s.sequence_parallel}",
         needs="needs an Accelerate or Trainer script whose batches carry position_ids",
-        change=lambda request: _divided(request, "sequence_parallel", "search_sequence"),
+        where=lambda request: request.cluster.gpus > 1 and request.pins.sequence_parallel is None,
+        made=lambda request: _pinned(request, search_sequence=True),
         told="script",
     ),
     Remedy(
         title="⟨pipeline_module⟩",
         needs="needs a script that builds a DeepSpeed PipelineModule",
-        change=_in_stages,
+        where=lambda request: (
+            request.cluster.gpus > 1 and request.job.method == "full" and request.shape.head == "causal"
+        ),
+        made=lambda request: _pinned(request, pipeline_module=True),
         told="pipeline",
     ),
-    *(
-        Remedy(title=f"⟨{option}⟩ {kind}", needs="", change=functools.partial(change, kind), told="adapters")
-        for option, kinds, change in (
-            ("quant", ("int8", "int4"), _in_bits),
-            ("method", ("lora", "qlora"), _with_adapters),
-        )
-        for kind in kinds
+    *map(_in_bits, ("int8", "int4")),
+    *map(_with_adapters, ("lora", "qlora")),
+    Remedy(
+        title="⟨nvme⟩ DIR (on a local NVMe disk of every node)",
+        needs="",
+        where=lambda request: not request.cluster.on_cpu and request.cluster.nvme_path is None,
+        made=lambda request: replace(request, cluster=replace(request.cluster, nvme_path="/nvme")),
+        told="nvme",
     ),
-    Remedy(title="⟨nvme⟩ DIR (on a local NVMe disk of every node)", needs="", change=_on_nvme, told="nvme"),
-    Remedy(title="half of ⟨seq_len⟩", needs="shorter sequences", change=_half_as_long, told="size"),
-    Remedy(title="twice the ⟨gpus⟩", needs="the same global batch", change=_twice_the_gpus, told="size"),
+    Remedy(
+        title="half of ⟨seq_len⟩",
+        needs="shorter sequences",
+        where=lambda request: (
+            not (request.job.inference or request.job.images)
+            and request.job.seq_len >= 2 * _SHORTEST_SEQUENCE
+        ),
+        made=lambda request: _of_job(request, seq_len=request.job.seq_len // 2),
+        told="size",
+    ),
+    Remedy(
+        title="twice the ⟨gpus⟩",
+        needs="the same global batch",
+        where=lambda request: (
+            not request.cluster.on_cpu and (request.job.global_batch or 0) % (2 * request.cluster.gpus) == 0
+        ),
+        made=_twice_the_gpus,
+        told="size",
+    ),
 )
 
 
@@ -316,7 +302,7 @@ def on_loss(space: Space, chosen: Candidate, told: tuple[Gain, ...]) -> tuple[No
     worst, job = chosen.memory.worst, space.job
     loss = worst.components.get(Component.LOSS, 0)
     is_large = loss > _LARGE_SHARE * worst.peak_allocated_bytes
-    is_told = any(gain.remedy.change is _fused_loss for gain in told)
+    is_told = any(gain.remedy is _FUSED_LOSS for gain in told)
     if job.inference or job.loss != "standard" or not is_large or is_told:
         return ()
     saves = (
