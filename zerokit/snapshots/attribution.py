@@ -69,8 +69,11 @@ class Origins:
         self._known: dict[int, Origin] = {}
         own = reader.value.get("zerokit", {}) if isinstance(reader.value, dict) else {}
         self._scopes: dict[str, dict[int, str]] = defaultdict(dict)
-        for file, names in own.get("scopes", {}).items() if isinstance(own, dict) else ():
-            self._scopes[str(file)] = {int(line): str(name) for line, name in names.items()}
+        try:
+            for file, names in own.get("scopes", {}).items():
+                self._scopes[str(file)] = {int(line): str(name) for line, name in names.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise reader.refused("its classes are not named by file and line") from error
         self.has_stacks = any(stack != NO_STACK for stack in reader.events.stack)
 
     def of(self, stack: int) -> Origin:

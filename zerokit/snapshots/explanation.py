@@ -452,7 +452,9 @@ class _Explained:
                 "too small"
             )
         else:
-            fix = BY_NAME[phase].lowers or "a smaller batch per GPU, or checkpointing of activations"
+            fix = (
+                phase and BY_NAME[phase].lowers
+            ) or "a smaller batch per GPU, or checkpointing of activations"
         return FailedAllocation(
             asked_bytes=asked, driver_free_bytes=driver, free_bytes=free, largest_free_bytes=largest,
             phase=phase, module=origin.module, location=origin.location, reason=reason, fix=fix,

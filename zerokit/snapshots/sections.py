@@ -18,10 +18,9 @@ def answer(told: Explanation) -> list[str]:
     for one in told.devices:
         memory, failed = one.memory, one.out_of_memory
         if failed is not None:
-            at = f" at {failed.location}" if failed.location else ""
-            lines.append(
-                f"GPU {memory.rank} had no room for {format_gib(failed.asked_bytes)} in {failed.phase}{at}"
-            )
+            at = f" in {failed.phase}" if failed.phase else ""
+            at += f" at {failed.location}" if failed.location else ""
+            lines.append(f"GPU {memory.rank} had no room for {format_gib(failed.asked_bytes)}{at}")
             lines += [failed.reason, f"fix: {failed.fix}"]
         elif one.events > 1:
             phase = f" in {memory.peak_phase}" if memory.peak_phase else ""

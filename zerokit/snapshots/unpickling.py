@@ -332,7 +332,8 @@ class SnapshotReader:
             at = found.end()
         names = [self._referred(_number(key)) for key, _ in items]
         kinds = dict(zip(names, (kind for _, kind in items), strict=True))
-        if [kinds.get(name) for name in ("action", "addr", "size")] != ["get", "int", "int"]:
+        known = [kinds.get(name) for name in ("action", "addr", "size")] == ["get", "int", "int"]
+        if not known or len(kinds) < len(names):
             return
         expression, memoized, stack_at = rb"\}\x94\(", list[str](), -1
         for place, (name, (key, kind)) in enumerate(zip(names, items, strict=True)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -111,6 +113,14 @@ def test_a_failed_allocation_says_why_and_what_to_do() -> None:
     assert "set_per_process_memory_fraction" in failed.reason
 
 
+def test_a_failed_allocation_without_stacks_is_told_without_phase(tmp_path: Path) -> None:
+    snapshot = unpickled("oom")
+    for event in snapshot["device_traces"][0]:
+        event["frames"] = []
+    told = explain_file(written(tmp_path / "oom.pickle", snapshot))
+    assert answer(told)[0] == "GPU 0 had no room for 0.12 GiB"
+
+
 def test_free_memory_in_pieces_is_told_from_none() -> None:
     failed = _device("oom-fragmented").out_of_memory
     assert failed is not None
@@ -134,6 +144,13 @@ def test_what_a_file_does_not_tell_is_said(name: str, words: str) -> None:
     (device,) = told.devices
     assert device.given_bytes < 0.95 * device.memory.peak_allocated_bytes
     assert any("no known phase and module" in line for section in sections(told) for line in section.lines)
+
+
+@pytest.mark.parametrize("own", [5, {"scopes": 5}, {"scopes": {"x.py": 5}}, {"scopes": {"x.py": {"a": "b"}}}])
+def test_damaged_names_of_classes_are_refused(tmp_path: Path, own: object) -> None:
+    snapshot = {**unpickled("plain"), "zerokit": own}
+    with pytest.raises(InputError, match="classes are not named"):
+        explain_file(written(tmp_path / "plain.pickle", snapshot))
 
 
 def test_two_snapshots_tell_what_grew() -> None:
@@ -169,3 +186,17 @@ def test_the_answer_begins_with_what_failed_or_grows() -> None:
     assert answer(explain_file(recorded("oom")))[0].startswith("GPU 0 had no room for 0.12 GiB in forward")
     assert "/job/jobs.py:563" in answer(explain_file(recorded("leak-average")))[-1]
     assert answer(Explanation(path="x", devices=())) == []
+
+
+@pytest.mark.parametrize("name", ["oom", "cut-short"])
+def test_a_damaged_file_is_explained_or_refused(name: str, tmp_path: Path) -> None:
+    draw, whole = random.Random(7), recorded(name).read_bytes()
+    path = tmp_path / "damaged.pickle"
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice((1, 2, 5))):
+            damaged[draw.randrange(2, len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(InputError):
+            told = explain_file(path)
+            assert list(sections(told)) or not told.devices

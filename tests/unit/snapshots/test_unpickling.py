@@ -72,6 +72,15 @@ def test_events_without_memoized_strings_and_with_new_keys_read_alike(tmp_path: 
     assert _same(reader, snapshot) == 3007
 
 
+def test_events_that_name_a_key_twice_read_as_pickle_reads_them(tmp_path: Path) -> None:
+    event = {"action": "alloc", "addr": 4096, "size": 512, "xddr": 8192, "frames": []}
+    snapshot = {"segments": [], "device_traces": [[dict(event) for _ in range(5)]]}
+    content = pickle.dumps(snapshot, 4).replace(b"xddr", b"addr")
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(content)
+    assert _same(SnapshotReader(path), pickle.loads(content)) == 5  # noqa: S301
+
+
 class _Runs:
     """What runs a command where it is unpickled."""
 
