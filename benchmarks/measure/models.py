@@ -113,14 +113,8 @@ def quantise(model: torch.nn.Module) -> None:
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
-def _where_built(case: Mapping[str, Any]) -> torch.device:
-    """Below stage 3 DeepSpeed moves the weights, as quantisation does."""
-    moved = case["engine"] == "deepspeed" or case["quantized"]
-    return torch.device("cpu") if moved else device()
-
-
-def build(case: Mapping[str, Any]) -> torch.nn.Module:
-    """The model: on the CPU below stage 3, under ``deepspeed.zero.Init`` at stage 3."""
+def build(case: Mapping[str, Any], below_stage_3: torch.device | str = "cpu") -> torch.nn.Module:
+    """The model: there below stage 3, under ``deepspeed.zero.Init`` at stage 3."""
     import transformers
 
     values = dict(case["hf_config"])
@@ -139,7 +133,7 @@ def build(case: Mapping[str, Any]) -> torch.nn.Module:
         with deepspeed.zero.Init(config_dict_or_path=settings), _own_initialisation():
             model = auto.from_config(config, **options)
     else:
-        with _quick_noise(), _where_built(case):
+        with _quick_noise(), torch.device(below_stage_3):
             model = auto.from_config(config, **options)
     model.train()
     if case["quantized"]:

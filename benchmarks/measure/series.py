@@ -103,7 +103,9 @@ class Training:
     def __init__(self, case: Mapping[str, Any]) -> None:
         torch.manual_seed(1234 + int(os.environ["RANK"]))
         self.case = case
-        model = build(case)
+        model = build(case, device())
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         of_engine = OfDeepSpeed if case["engine"] == "deepspeed" else OfAccelerate
