@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import zerokit
-from benchmarks import bare_loop_times, rehearsal_page, step_time
+from benchmarks import bare_loop_times, race, rehearsal_page, step_time
 from benchmarks.engines import jobs as engines
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
@@ -336,6 +336,7 @@ def zero_3_waiting() -> Figures:
     )
     for name in ("waiting", "again"):
         assert all(loop.is_inside for loop in bare_loop_times.loops(rows(DATA / f"zero-3-{name}.jsonl")))
+    adapters = [loop.error for loop in bare_loop_times.loops(rows(DATA / "zero-3-adapters.jsonl"))]
     full = bare_loop_times.loops(row for row in rows(DATA / "zero-3-again.jsonl") if not row["lora"])
     longer = [measured / said - 1 for measured, said in _as_predicted("zero-3-waiting")]
     first = [said / measured - 1 for measured, said in _as_predicted("zero-3-again")]
@@ -345,8 +346,16 @@ def zero_3_waiting() -> Figures:
         "first": size(_mean(first), 1), "worst_first": size(max(first, key=abs), 1),
         "again": size(_mean(again), 1), "worst_again": size(max(again, key=abs), 1),
         "full": size(max((loop.error for loop in full), key=abs), 1),
+        "longer": size(max(adapters), 1), "shorter": size(min(adapters), 1),
         "mean_before": size(_mean(earlier), 1), "worst_before": size(max(earlier, key=abs), 1),
     }  # fmt: skip
+
+
+def race_of_jobs() -> Figures:
+    """How many times as fast plans are as what trainers document."""
+    found = race.figures()
+    assert (found["jobs"], found["slower"]) == (9, "")
+    return {name: found[name] for name in ("least", "most", "median", "said_median")}
 
 
 def _as_predicted(name: str) -> list[tuple[float, float]]:
