@@ -62,7 +62,9 @@ def frozen_dataclass(cls: type[T] | None = None, *, slots: bool = True, eq: bool
     def decorate(of: type[T]) -> type[T]:
         own_names = set(vars(of))
         attributes = _attributes(of)
-        value_class: Any = _with_slots(of, attributes) if slots else _without_fields(of, attributes)
+        value_class: Any = _with_slots(of, attributes) if slots else of
+        for name in () if slots else own_names & attributes.keys():
+            delattr(of, name)
         methods: dict[str, Any] = {"__init__": _LateInit(value_class, attributes), "__repr__": _represent}
         if eq:
             methods |= _comparing([name for name, one in attributes.items() if one.compare])
@@ -123,13 +125,6 @@ def _with_slots(cls: type, attributes: Mapping[str, Field[Any]]) -> type:
     slotted = type(cls)(cls.__name__, cls.__bases__, namespace)
     slotted.__qualname__ = cls.__qualname__
     return slotted
-
-
-def _without_fields(cls: type, attributes: Mapping[str, Field[Any]]) -> type:
-    for name in attributes:
-        if name in vars(cls):
-            delattr(cls, name)
-    return cls
 
 
 class _LateInit:

@@ -29,13 +29,6 @@ def _fold(ctx: click.Context, param: click.Parameter, value: object) -> object:
     return folded(BY_NAME[param.name or ""], value) if isinstance(value, str) else value
 
 
-def _metavar(option: Option, *, searches: bool) -> str | None:
-    """What stands for the option's value; ``searches``: the command looks for those that nobody gave."""
-    if searches or option.name not in _SEARCHED:
-        return option.metavar or None
-    return "|".join(word for word in option.metavar.split("|") if word != "auto")
-
-
 def shared(name: str) -> Callable[[F], F]:
     """Adds the arguments of a plan to the command of this name, in the order of the table.
 
@@ -48,10 +41,13 @@ def shared(name: str) -> Callable[[F], F]:
             if name == "check" and option.name not in elsewhere:
                 continue
             text = elsewhere.get(option.name, option.help)
+            words = option.metavar.split("|")
+            if name in ("estimate", "check") and option.name in _SEARCHED:
+                words = [word for word in words if word != "auto"]
             command = click.option(
                 option.option,
                 is_flag=option.is_flag,
-                metavar=_metavar(option, searches=name not in ("estimate", "check")),
+                metavar="|".join(words) or None,
                 callback=_fold,
                 default=None if option.is_flag or name == "check" else option.default,
                 help=as_options(text or option.help),

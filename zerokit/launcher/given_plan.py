@@ -25,12 +25,10 @@ def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[
             name.
     """
     plan = read_plan_file(folder, run_dir, engines=("deepspeed", "fsdp2"))
-    return (plan, _config_of(plan, run_dir)) if plan.engine == "deepspeed" else (plan, None)
-
-
-def _config_of(plan: PlanFile, run_dir: Path | None) -> dict[str, Any]:
+    if plan.engine != "deepspeed":
+        return plan, None
     path = plan.folder / CONFIG_FILE
-    return read_plan_config(path, run_dir) if path.is_file() else dict(plan.chosen["deepspeed_config"])
+    return plan, read_plan_config(path, run_dir) if path.is_file() else dict(plan.chosen["deepspeed_config"])
 
 
 _OF_ANOTHER_ENGINE = {

@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
@@ -132,7 +131,8 @@ def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: 
     old = _YAML_SCALAR.match(text, start)
     if edit.kind != "set" or old is None:
         return None  # a YAML block is not taken out: its extent is a matter of indentation
-    return text[:start] + _yaml_scalar(edit.value) + text[old.end() :]
+    scalar = f"'{edit.value}'" if isinstance(edit.value, str) else json.dumps(edit.value)
+    return text[:start] + scalar + text[old.end() :]
 
 
 def _without_trailing_commas(document: Document) -> tuple[str, int]:
@@ -144,7 +144,3 @@ def _without_trailing_commas(document: Document) -> tuple[str, int]:
     )
     parts = zip([0, *(at + 1 for at in commas)], [*commas, len(text)], strict=True)
     return "".join(text[start:end] for start, end in parts), len(commas)
-
-
-def _yaml_scalar(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else json.dumps(value)

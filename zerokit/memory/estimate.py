@@ -235,8 +235,9 @@ def estimate_traced(
     if usable is None:
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = usable
-    if strategy.sequence_parallel > 1:
-        trace = _with_exchanges(profile, trace, strategy)
+    sequence = strategy.sequence_parallel
+    if sequence > 1 and (exchange := exchange_of(profile, sequence, strategy.settings)) is not None:
+        trace = with_exchanges(trace, exchange, strategy.checkpointing != "none")
     reference = ("copy" if job.method == "full" else "base") if job.defaults.reference else ""
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
@@ -341,13 +342,6 @@ def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note
         text = "checkpointing is counted as not reentrant, where its trainer's is"
         notes.append(Note("not-reentrant-counted", text))
     return tuple(notes)
-
-
-def _with_exchanges(profile: ModelProfile, trace: ActivationTrace, strategy: Strategy) -> ActivationTrace:
-    exchange = exchange_of(profile, strategy.sequence_parallel, strategy.settings)
-    if exchange is None:
-        return trace
-    return with_exchanges(trace, exchange, strategy.checkpointing != "none")
 
 
 def _with_adapters(notes: tuple[Note, ...], adapters: tuple[int, int] | None) -> tuple[Note, ...]:

@@ -49,12 +49,15 @@ def saving(shape: ModelShape, job: Job, strategy: Strategy, cluster: Cluster) ->
     gathers = stage == 3 and settings.zero.gather_16bit_weights_on_model_save
     weights_bytes = trainable * (4 if stage == 3 else element_bytes) if adapters else model_bytes
     frozen = _frozen_bytes(shape, job, element_bytes)
+    gpu = cluster.gpu
+    link = cluster.node_network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
+    seconds = model_bytes / link + model_bytes / (gpu.pcie_bytes_per_second * _COPY_SHARE)
     return Saving(
         weights_bytes=0 if stage == 3 and not gathers and not adapters else weights_bytes,
         checkpoint_bytes=checkpoint_bytes(trainable, trainable, settings) + frozen,
         frozen_bytes=frozen,
         host_bytes=model_bytes if gathers else 0,
-        seconds=_gather_seconds(model_bytes, cluster) if gathers else 0.0,
+        seconds=seconds if gathers else 0.0,
     )
 
 
@@ -76,12 +79,6 @@ def checkpoint_bytes(parameters: int, trainable: int, settings: DeepSpeedSetting
     if client(settings) is not None:
         states = state_bytes(settings, [trainable]) + managed_bytes(settings, [trainable])
     return module + master + states
-
-
-def _gather_seconds(model_bytes: int, cluster: Cluster) -> float:
-    gpu = cluster.gpu
-    link = cluster.node_network_bytes_per_second if cluster.nodes > 1 else gpu.link_bytes_per_second
-    return model_bytes / link + model_bytes / (gpu.pcie_bytes_per_second * _COPY_SHARE)
 
 
 def with_saving(candidate: Candidate, shape: ModelShape, job: Job, cluster: Cluster) -> Candidate:

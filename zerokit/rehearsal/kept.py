@@ -88,7 +88,10 @@ def answer(
         done = rehearse(folder)
         if request.writable is None and _is_lasting(done):
             with contextlib.suppress(OSError):  # a cache that cannot be written is none
-                kept.write(done, _read_log(folder), began)
+                # what all ranks and their forks read: kind and path
+                logs = folder.glob(reads_log("", 0).name.replace("0", "*"))
+                records = (one for log in logs for one in os.fsdecode(log.read_bytes()).split("\0"))
+                kept.write(done, {(one[0], one[1:]) for one in records if one}, began)
     return done
 
 
@@ -205,12 +208,6 @@ def _digest(path: str | Path) -> str:
 
 
 # ---------------------------------------------------------------- what was read
-
-
-def _read_log(folder: Path) -> set[tuple[str, str]]:
-    """What all ranks and their forks read: kind and path."""
-    texts = (os.fsdecode(path.read_bytes()) for path in folder.glob(reads_log("", 0).name.replace("0", "*")))
-    return {(record[0], record[1:]) for text in texts for record in text.split("\0") if record}
 
 
 def _unseen(request: RehearsalRequest, records: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

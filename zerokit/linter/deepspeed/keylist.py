@@ -61,7 +61,7 @@ def _block(
                 or is_parameter(value, name, key)
             ):
                 continue  # one cause: the whole block is ignored, or the key stands beside params
-            if block["unknown"] != "any" and not _is_removed(name, key):
+            if block["unknown"] != "any" and key not in key_list()["removed"].get(name or "top_level", ()):
                 found = _unknown(document, path, name, block, value)
                 yield replace(found, is_ignored=block["unknown"] != "refused")
             continue
@@ -72,10 +72,6 @@ def _block(
         else:
             refused = block["unknown"] == "refused"
             yield from lint_value(document, path, entry, item, refused=refused, readers=readers)
-
-
-def _is_removed(block: str, key: str) -> bool:
-    return key in key_list()["removed"].get(block or "top_level", ())
 
 
 def _nested(document: Document, path: Path, value: object, readers: frozenset[str]) -> Iterator[Finding]:

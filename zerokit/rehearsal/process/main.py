@@ -432,6 +432,9 @@ def _adapt(context: Context, adapter: Callable[[Context, ModuleType], None], mod
         context.machine.warn(f"{module.__name__} runs as it is: {type(error).__name__}: {error}")
 
 
+_LONGEST_REASON = 500
+
+
 def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     """Where the script was, by its own innermost line, and what ended it."""
     from zerokit.rehearsal.process.guesses import is_library, short
@@ -440,7 +443,10 @@ def _stopped(error: BaseException, reason: str) -> dict[str, str]:
     outside = [entry for entry in entries if not entry.filename.startswith(_PACKAGE)]
     script_entries = [entry for entry in outside if not is_library(entry.filename)] or outside
     location = f"{short(script_entries[-1].filename)}:{script_entries[-1].lineno}" if script_entries else ""
-    return {"location": location, "operator": "", "reason": _first_sentences(reason)}
+    first = reason.split("\n\n")[0]  # PyTorch's messages list every backend there is
+    if len(first) > _LONGEST_REASON:
+        first = first[:_LONGEST_REASON].rsplit(" ", 1)[0] + " …"
+    return {"location": location, "operator": "", "reason": first}
 
 
 def _operator_of(error: BaseException) -> str:
@@ -452,12 +458,6 @@ def _operator_of(error: BaseException) -> str:
         return name
     named = re.search(r"Could not run '([\w:.]+)'", str(error))
     return named.group(1) if named is not None and isinstance(error, NotImplementedError) else ""
-
-
-def _first_sentences(text: str, most: int = 500) -> str:
-    """PyTorch's messages list every backend there is."""
-    text = text.split("\n\n")[0]
-    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
 
 
 def _versions() -> dict[str, str]:

@@ -76,7 +76,8 @@ def choose(
         (Kernel.EFFICIENT, cuda.mem_efficient_sdp_enabled(), _efficient),
         (Kernel.CUDNN, cuda.cudnn_sdp_enabled(), _cudnn),
     ]
-    if _prefers_cudnn(capability):
+    deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    if capability[0] in (9, 10) and _torch_version() >= _CUDNN_BY_DEFAULT and not deprioritized:
         order.insert(0, order.pop())
     for kernel, enabled, accepts in order:
         if enabled and accepts(call):
@@ -86,11 +87,6 @@ def choose(
 
 def _torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-def _prefers_cudnn(capability: tuple[int, int]) -> bool:
-    deprioritized = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return capability[0] in (9, 10) and _torch_version() >= _CUDNN_BY_DEFAULT and not deprioritized
 
 
 def _dense(*tensors: torch.Tensor | None, singleton: bool) -> bool:
