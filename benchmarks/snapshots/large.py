@@ -1,7 +1,9 @@
 """Time and memory to explain a snapshot of a gigabyte: the steps of a recorded one, repeated.
 
 ``python -m benchmarks.snapshots.large RECORDED.pickle FOLDER [--bytes 1000000000]`` writes the file, explains
-it in a process of its own and prints seconds and the largest resident memory.
+it in a process of its own and prints seconds and the largest resident memory. Bars: 60 s and 4 GiB. On two
+busy cores with Python 3.11, a gigabyte of ``plain`` (C++ stacks, 5.7 million events) took 33 s and 1.8 GiB,
+one of ``lora`` (Python's stacks, 10.6 million) 44 s and 2.6 GiB.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Origins:
         self._scopes: dict[str, dict[int, str]] = defaultdict(dict)
         try:
             for file, names in own.get("scopes", {}).items():
-                self._scopes[str(file)] = {int(line): str(name) for line, name in names.items()}
+                self._scopes[str(file)] = {int(line): "" + name for line, name in names.items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise reader.refused("its classes are not named by file and line") from error
         self.has_stacks = any(stack != NO_STACK for stack in reader.events.stack)

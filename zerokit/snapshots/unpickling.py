@@ -69,6 +69,7 @@ _COLLECTS = {**_TUPLES, _MARK: 0, _APPEND: 1, _APPENDS: 0, _SETITEM: 2, _SETITEM
 """How many values each takes; 0: all since the last mark."""
 _MEMOIZE, _LIST, _LONG1, _FRAME, _STOP = 0x94, 0x5D, 0x8A, 0x95, 0x2E
 """Of Python's pickletools, 3.11."""
+_NO_FRAMES = "a stack is no list of frames"
 _CUT = "the file is cut off or damaged"
 _DAMAGED = (IndexError, struct.error, UnicodeDecodeError, OverflowError, TypeError, KeyError, ValueError)
 
@@ -121,7 +122,7 @@ class SnapshotReader:
         self._integers: dict[bytes, int] = {}
         self._actions: dict[bytes, int] = {}
         self._stacks: dict[bytes, int] = {}
-        self._frames: dict[int, tuple[Frame, ...]] = {}
+        self._frames: dict[int, Frame] = {}
         self._spent = self._at = 0
         self._waiting: list[Any] = []
         self._marks: list[int] = []
@@ -149,15 +150,21 @@ class SnapshotReader:
         """Give the lines of a stack by its number, innermost first; none for :data:`NO_STACK`."""
         if stack == NO_STACK:
             return ()
-        if stack not in self._frames:
-            try:
-                self._frames[stack] = tuple(
-                    Frame(str(one["filename"]), int(one["line"]), str(one["name"]))
-                    for one in self._referred(stack)
-                )
-            except _DAMAGED as error:
-                raise self.refused("a stack is no list of frames") from error
-        return self._frames[stack]
+        value = self._memo[stack]
+        try:
+            return tuple(map(self._frame, self._listed(value) if type(value) is int else value))
+        except _DAMAGED as error:
+            raise self.refused(_NO_FRAMES) from error
+
+    def _frame(self, written: dict[str, Any]) -> Frame:
+        """A line, of which most are in many stacks."""
+        known = self._frames.get(id(written))
+        if known is None:
+            known = Frame(written["filename"], written["line"], written["name"])
+            if [type(part) for part in known] != [str, int, str]:
+                raise self.refused(_NO_FRAMES)
+            self._frames[id(written)] = known
+        return known
 
     def stack_of(self, record: dict[str, Any]) -> int:
         """Give the number of a record's stack."""
@@ -165,7 +172,7 @@ class SnapshotReader:
         if not frames:
             return NO_STACK
         if type(frames) is not list:
-            raise self.refused("a stack is no list of frames")
+            raise self.refused(_NO_FRAMES)
         if id(frames) not in self._numbers_of_lists:
             self._numbers_of_lists[id(frames)] = len(self._memo)
             self._memo.append(frames)
@@ -303,9 +310,17 @@ class SnapshotReader:
         data = self._data
         if data[at] == 0x8C:
             return self._bytes(at + 2, data[at + 1]).decode("utf-8", "replace")
-        if data[at] == _LIST and (found := _STACKS.match(data, at)):
-            return [self._referred(_number(one)) for one in _REFERENCES.findall(found[0])]
+        if data[at] == _LIST:
+            return self._listed(at)
         raise self.refused("something refers to a value that a snapshot has once")
+
+    def _listed(self, at: int) -> list[Any]:
+        """The frames of a stack, which all were written before it."""
+        found = _STACKS.match(self._data, at)
+        frames = [self._memo[_number(one)] for one in _REFERENCES.findall(found[0])] if found else [None]
+        if not all(type(one) is dict for one in frames):
+            raise self.refused(_NO_FRAMES)
+        return frames
 
     # ------------------------------------------------------------------ events
 

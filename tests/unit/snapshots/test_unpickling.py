@@ -165,6 +165,19 @@ def test_hostile_files_run_nothing_and_are_refused(tmp_path: Path) -> None:
     assert refused >= 0.97 * number  # a damaged byte may be one of a text
 
 
+@pytest.mark.parametrize("part", ["filename", "line", "name"])
+def test_a_frame_of_other_values_is_refused(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "snapshot.pickle"
+    frame = {"filename": "a.py", "line": 1, "name": "f", part: 0.5}
+    event = {"action": "alloc", "addr": 0, "size": 1, "frames": [frame]}
+    content = pickle.dumps({"segments": [], "device_traces": [[event]]}, 4)
+    deep = b"]" * 3000 + b"a" * 2999
+    path.write_bytes(content[:2] + content[11:].replace(pickle.dumps(0.5, 4)[11:-1], deep))
+    reader = SnapshotReader(path)
+    with pytest.raises(InputError, match="no list of frames"):
+        reader.frames(reader.events.stack[0])
+
+
 def test_a_file_of_empty_values_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
