@@ -360,19 +360,21 @@ def retry_lines(run: RunReport) -> list[str]:
 
 
 def snapshot_lines(run: RunReport, folder: Path | None = None) -> list[str]:
-    """How to explain the memory snapshots that ranks wrote, the first two, and how many more there are."""
+    """How to explain the memory snapshots that ranks wrote, two, the failed rank's first; how many more there
+    are."""
+    failed = run.first_failure.rank if run.first_failure is not None else None
+    several = len({rank.host for rank in run.ranks}) > 1
     found = [
-        (rank.rank, note)
-        for rank in run.ranks
-        for note in rank.notes
-        if note.get("kind") == "memory_snapshot"
+        (rank, note) for rank in run.ranks for note in rank.notes if note.get("kind") == "memory_snapshot"
     ]
+    found.sort(key=lambda one: one[0].rank != failed)
     lines = []
     for rank, note in found[:_MOST_SNAPSHOTS]:
         path = str((folder or Path("RUN")) / str(note.get("file")))
         error = note.get("error")
         told = f"could not be written: {error}" if error else command_text("explain", path)
-        lines.append(f"memory snapshot of rank {rank} ({note.get('label')}): {told}")
+        host = f" on {rank.host}" if several else ""
+        lines.append(f"memory snapshot of rank {rank.rank}{host} ({note.get('label')}): {told}")
     more = len(found) - _MOST_SNAPSHOTS
     return [*lines, f"{more} more beside them"] if more > 0 else lines
 

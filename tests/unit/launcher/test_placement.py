@@ -191,6 +191,12 @@ def test_ranks_and_gpus_are_one_number(capsys: pytest.CaptureFixture[str]) -> No
     assert "--num-ranks and --gpus say the same: give one of them" in capsys.readouterr().err
 
 
+def test_a_snapshot_of_gpu_memory_needs_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(Path(__file__).parents[2] / "scripts" / "raw.py")
+    assert run(["launch", "--no-plan", "--device", "cpu", "--dry-run", "--snapshot", "oom", script]) == 2
+    assert "--snapshot is of GPU memory, and these ranks run on CPUs" in capsys.readouterr().err
+
+
 def test_a_plan_for_gpus_on_the_cpu(four_gpus: None) -> None:
     chosen = resolve("cpu", planned_ranks=8)
     assert (chosen.kind, chosen.ranks, chosen.gpu_indexes) == ("cpu", 8, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -334,3 +335,13 @@ def test_memory_snapshots_are_named_with_the_command_that_explains_them(tmp_path
     assert "memory snapshot of rank 1 (oom): could not be written: OSError: no space" in text
     assert "2 more beside them" in text
     assert "zerokit explain RUN/snapshot-00000-oom.pickle" in render_html(report)
+
+
+def test_the_memory_snapshot_of_the_rank_that_failed_comes_first(tmp_path):
+    for rank in range(4):
+        note = {"type": "note", "kind": "memory_snapshot", "label": "oom", "file": f"snapshot-{rank}.pickle"}
+        failed = {"state": "failed", "exit_code": 1} if rank == 3 else {}
+        write_rank(tmp_path, rank, extra=[note, *([OOM, ERROR] if failed else [])], **failed)
+    text = " ".join(shown(report_of(tmp_path, 4)).split())
+    first, second = re.findall(r"memory snapshot of rank (\d)", text)
+    assert (first, second) == ("3", "0")
