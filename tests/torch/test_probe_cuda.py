@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from tests.support.allocator import Allocator, installed, probe_on, train_step  # noqa: E402
 from zerokit.launcher.rank import probe as rank_probe  # noqa: E402
+from zerokit.launcher.rank.memory_snapshots import MemorySnapshots  # noqa: E402
 from zerokit.launcher.rank.oom_record import OomWatch, asked_bytes, error_record, is_out_of_memory  # noqa: E402
 from zerokit.launcher.rank.probe import Probe  # noqa: E402
 from zerokit.launcher.rank_file import RankLog  # noqa: E402
@@ -314,7 +315,7 @@ def test_an_oom_tells_what_was_asked_and_what_was_live(probe, allocator, monkeyp
     monkeypatch.setattr(torch.cuda.memory, "memory_snapshot", lambda: [segment, other])
     observers = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
-    watch = OomWatch(probe)
+    watch = OomWatch(probe, MemorySnapshots(probe))
     watch.attach(torch)
 
     class Engine:
