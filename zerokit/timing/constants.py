@@ -45,6 +45,9 @@ class Constants:
         offload_hook_seconds: more per trainable tensor of the rank where its gradient goes to the host.
         offload_fetch_seconds: more per weight and pass where weights come from the host.
         adapter_launch: with adapters on all projections, over that time: one adds three kernels.
+        autocast_launch: under autocast with weights in fp32, more of ``launch_seconds`` per layer in forward,
+            backward and recomputation: weights and inputs are cast. ``autocast_adapter_launch``: the same of
+            adapters in fp32 on all projections in 16 bits.
         checkpoint_seconds: host time more per checkpointed layer in the forward pass.
         stage3_launch_seconds, stage3_backward_seconds, stage3_recompute_seconds: on top of it per layer at
             stage 3, by pass (hooks, fetch, release).
@@ -110,6 +113,8 @@ class Constants:
     offload_hook_seconds: float
     offload_fetch_seconds: float
     adapter_launch: float
+    autocast_launch: tuple[float, float, float]
+    autocast_adapter_launch: tuple[float, float, float]
     checkpoint_seconds: float
     stage3_launch_seconds: float
     stage3_backward_seconds: float
@@ -199,6 +204,11 @@ HUGGING_FACE = Constants(
     offload_fetch_seconds=0.07e-3,
     # 69 kernels instead of 40, and 143 instead of 103
     adapter_launch=1.7,
+    # host lanes of rehearsed loops by Accelerate on one GPU, layers of Qwen2.5 and Llama with and without it:
+    # 0.24 and 0.18 ms more on the reference host forward, 0.68 and 0.56 backward with recomputation; with
+    # adapters 0.78 forward, 0.46 backward and 1.36 of recomputation beyond adapter_launch
+    autocast_launch=(0.16, 0.27, 0.21),
+    autocast_adapter_launch=(0.59, 0.35, 1.03),
     # 0.3 ms alone
     checkpoint_seconds=0.45e-3,
     # least squares over the host lanes of 23 rehearsed loops (benchmarks/waiting_times.py --lanes), which

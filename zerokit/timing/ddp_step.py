@@ -3,7 +3,8 @@
 ``DistributedDataParallel`` of torch 2.13 copies gradients into buckets of 25 MiB as they come, all-reduces
 each beside the backward pass, and copies it back (torch/csrc/distributed/c10d/reducer.cpp); Accelerate has it
 do so in the last micro-batch of a step alone (``no_sync``, accelerate/accelerator.py, 1.15). All that is from
-sizes; the host's part is left out, but for an optimizer that steps its tensors one by one.
+sizes; the host's part is left out, but for casts under autocast and an optimizer that steps its tensors one
+by one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ class DdpStep(EngineStep):
         messages = max(1, math.ceil(gradients / _BUCKET_BYTES))
         per_step = way.seconds(gradients, passes=2, messages=messages)
         return Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=True, overlapped_at_end=True)
+
+    def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
+        """Host time of a layer's casts under autocast: forward, backward, recomputation."""
+        settings, c = ddp(strategy.settings), self._constants
+        times, share = c.autocast_launch, float(settings.weight_bytes == 4)
+        if not share and self._job.method != "full" and settings.wide_adapters:
+            times, share = c.autocast_adapter_launch, self._shape.adapted_share(self._job.adapters.targets)
+        seconds = c.launch_seconds * share if settings.autocast else 0.0
+        forward, backward, recomputed = (seconds * time for time in times)
+        return forward, backward, recomputed
 
     def gradients(self, strategy: Strategy) -> float:
         """GPU time of casts under autocast, of adding gradients up and of buckets, per micro-batch."""

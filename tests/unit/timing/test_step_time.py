@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.catalog import gpus, models
+from zerokit.domain.ddp_settings import DdpSettings
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, Offload, ZeroSettings
 from zerokit.domain.families import from_config
 from zerokit.domain.hardware import Cluster
@@ -378,3 +379,34 @@ def test_pairs_pass_through_their_reference_model_too() -> None:
     policy = passes("trl-reward", 2)  # as many rows of pairs, no reference
     assert forward == pytest.approx(2 * policy[0], rel=0.01)
     assert backward == pytest.approx(policy[1], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight_bytes", "method", "checkpointing", "more"),
+    [
+        # milliseconds of a layer's passes on the reference host, over bf16 without autocast and adapters:
+        # rehearsed with Accelerate on one H200
+        ("qwen2.5-0.5b", 4, "full", "none", 0.62),
+        ("qwen2.5-0.5b", 4, "full", "full", 0.92),
+        ("llama-3.2-1b", 4, "full", "full", 0.74),
+        ("qwen2.5-0.5b", 2, "lora", "none", 3.44),
+        ("qwen2.5-0.5b", 2, "lora", "full", 6.09),
+        ("llama-3.2-1b", 2, "lora", "full", 6.16),
+    ],
+)
+def test_casts_under_autocast_take_the_host(
+    name: str, weight_bytes: int, method: str, checkpointing: str, more: float
+) -> None:
+    shape = shape_of(name)
+
+    def layer_milliseconds(settings: DdpSettings, method: str) -> float:
+        job = Job(seq_len=16, global_batch=1, method=method, lora=Lora() if method == "lora" else None)
+        cluster = Cluster(gpu=gpus.load("h200"), gpus=1, nodes=1)
+        timing = TimeModel(shape, job, cluster, HUGGING_FACE, Calibration(host_factor=1.0))
+        work = timing.work(Strategy(settings=settings, data_parallel=1, checkpointing=checkpointing))
+        return 1e3 * (work.forward_seconds + work.backward_seconds) / shape.layers
+
+    plain = DdpSettings(precision="bf16")
+    cast = DdpSettings(precision="bf16", weight_bytes=weight_bytes, autocast=True)
+    found = layer_milliseconds(cast, method) - layer_milliseconds(plain, "full")
+    assert found == pytest.approx(more, rel=0.15, abs=0.12)
