@@ -43,12 +43,19 @@ class DdpStep(EngineStep):
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """Host time of a layer's casts under autocast: forward, backward, recomputation."""
         settings, c = ddp(strategy.settings), self._constants
-        times, share = c.autocast_launch, float(settings.weight_bytes == 4)
-        if not share and self._job.method != "full" and settings.wide_adapters:
-            times, share = c.autocast_adapter_launch, self._shape.adapted_share(self._job.adapters.targets)
-        seconds = c.launch_seconds * share if settings.autocast else 0.0
-        forward, backward, recomputed = (seconds * time for time in times)
-        return forward, backward, recomputed
+        if not settings.autocast:
+            return 0.0, 0.0, 0.0
+        trained = self._job.method == "full"
+        wide = c.launch_seconds * (settings.weight_bytes == 4)
+        adapted = 0.0
+        if not trained and settings.adapter_bytes == 4:
+            adapted = c.launch_seconds * self._shape.adapted_share(self._job.adapters.targets)
+        of_weights, of_adapters = c.autocast_launch, c.autocast_adapter_launch
+        return (
+            wide * of_weights[0] + adapted * of_adapters[0],
+            wide * of_weights[1] * trained + adapted * of_adapters[1],
+            wide * of_weights[2] + adapted * of_adapters[2],
+        )
 
     def gradients(self, strategy: Strategy) -> float:
         """GPU time of casts under autocast, of adding gradients up and of buckets, per micro-batch."""
