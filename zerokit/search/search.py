@@ -247,9 +247,8 @@ class Search:
             for placement in spots:
                 variants = engine.variants(space, layout, placement)
                 count = len(variants) * len(modes) * len(pairs)
-                reason = self._illegal(layout, placement, pairs[0], variants[0]) or self._states_too_large(
-                    layout, placement
-                )
+                strategy = build_strategy(space, layout, placement, "none", *pairs[0], variants[0])
+                reason = engine.illegal(space, strategy) or self._states_too_large(layout, placement)
                 if reason:
                     self.rejected[reason] += count
                     continue
@@ -261,12 +260,6 @@ class Search:
                             fastest=engine.fastest(variants),
                             frugal=engine.frugal(space, layout, placement, (micro, steps), variants),
                         )  # fmt: skip
-
-    def _illegal(
-        self, layout: Layout, placement: Placement, pair: tuple[int, int], chosen: Sizes
-    ) -> str | None:
-        strategy = build_strategy(self.space, layout, placement, "none", *pair, chosen)
-        return engine_of(self.space).illegal(self.space, strategy)
 
     def _states_too_large(self, layout: Layout, placement: Placement) -> str | None:
         """Model states that no micro-batch or knob can make smaller: a bound from below."""
@@ -386,28 +379,20 @@ class Search:
 
     def _misfit(self, strategy: Strategy) -> tuple[str | None, MemoryEstimate | None]:
         """Why the strategy does not fit, ``None`` when it does; and the estimate, if one was needed."""
-        if self._lacks_host_memory(strategy):
+        space, limit = self.space, self.space.cluster.host_limit_bytes
+        required = None if limit is None else space.memory.host_bytes(space.job, strategy, space.cluster)
+        if limit is not None and required is not None and required > limit:
+            if self.wants_nearest:  # what it lacks at least
+                vram = space.memory.least_vram_bytes(space.job, strategy, space.cluster)
+                lack = max(1.0, vram / space.cluster.planned_bytes) + required / limit - 1
+                heapq.heappush(self.short_of_host, (lack, len(self.short_of_host), strategy))
             return HOST_REASON, None
         try:
             memory = self._memory(strategy)
         except MemoryUnknown as error:
             self.unknown = self.unknown or (strategy, error)
             return _UNKNOWN, None
-        return fits(memory, self.space.cluster), memory
-
-    def _lacks_host_memory(self, strategy: Strategy) -> bool:
-        """Whether the host's memory alone forbids the strategy; notes what it lacks at least."""
-        space, limit = self.space, self.space.cluster.host_limit_bytes
-        if limit is None:
-            return False
-        needed = space.memory.host_bytes(space.job, strategy, space.cluster)
-        if needed is None or needed <= limit:
-            return False
-        if self.wants_nearest:
-            vram = space.memory.least_vram_bytes(space.job, strategy, space.cluster)
-            lack = max(1.0, vram / space.cluster.planned_bytes) + needed / limit - 1
-            heapq.heappush(self.short_of_host, (lack, len(self.short_of_host), strategy))
-        return True
+        return fits(memory, space.cluster), memory
 
     def _memory(self, strategy: Strategy) -> MemoryEstimate:
         space = self.space
