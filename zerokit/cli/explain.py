@@ -32,6 +32,9 @@ def command(snapshots: tuple[str, ...], rehearsal: str | None, html: str | None,
 
     if not 1 <= len(snapshots) <= 2:
         raise InputError("explain: name one snapshot, or two to compare: zerokit explain oom.pickle")
+    read = [Path(path).resolve() for path in (*snapshots, rehearsal) if path is not None]
+    if html is not None and Path(html).resolve() in read:
+        raise InputError(f"⟨html⟩ {html}: the page would replace this file; name another")
     told = explain(*snapshots, rehearsal=rehearsal)
     if html is not None:
         from zerokit.report.html import write_page
@@ -44,6 +47,6 @@ def command(snapshots: tuple[str, ...], rehearsal: str | None, html: str | None,
     for line in answer(told):
         write("\n".join(prose.wrapped(line)))
     for note in told.notes:
-        write("\n".join(prose.wrapped(f"note: {note}")))
+        write("\n".join(prose.wrapped(f"{note.level}: {note}")))
     for section in sections(told):
         prose.show_section(section)

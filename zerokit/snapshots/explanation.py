@@ -7,6 +7,7 @@ import json
 from array import array
 from bisect import bisect
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from zerokit.domain.hardware import CUBLAS_WORKSPACE_BYTES, HOPPER_CUBLAS_WORKSPACE_BYTES
 from zerokit.domain.phases import BY_NAME, PHASES
 from zerokit.errors import InputError
+from zerokit.notes import Note, warning
 from zerokit.rehearsal.baseline import grown_parts
 from zerokit.rehearsal.result import SCHEMA as REHEARSAL_SCHEMA
 from zerokit.rehearsal.result import GrownPart, HeldAtPeak, RankMemory
@@ -119,14 +121,15 @@ class Explanation:
 
     path: str
     devices: tuple[DeviceMemory, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     before: Explanation | None = None
     grown: dict[int, tuple[GrownPart, ...]] | None = None
     predicted: dict[str, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give what ``--json`` prints."""
-        return {"schema": SCHEMA, **asdict(self)}
+        told = {"schema": SCHEMA, **asdict(self), "notes": [note.to_dict() for note in self.notes]}
+        return told if self.before is None else {**told, "before": self.before.to_dict()}
 
 
 def explain_file(path: Path) -> Explanation:
@@ -135,8 +138,6 @@ def explain_file(path: Path) -> Explanation:
     Raises:
         InputError: it cannot be read, or is none.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file")
     reader = SnapshotReader(path)
     origins = Origins(reader)
     found = tuple(_Explained(device, origins).memory() for device in devices(reader))
@@ -159,48 +160,60 @@ def _predicted(path: Path) -> dict[str, int]:
     """The peaks by phase of a rehearsal's first rank."""
     try:
         document = json.loads(read_text(path))
-        if document["schema"] != REHEARSAL_SCHEMA or not document["complete"]:
+        sizes = document["ranks"][0]["phases"]
+        known = {phase: sizes[phase] for phase in PHASES if phase in sizes}
+        is_complete = document["schema"] == REHEARSAL_SCHEMA and document["complete"] is True and known
+        if not is_complete or not all(type(size) is int and size >= 0 for size in known.values()):
             raise ValueError
-        return {str(phase): int(size) for phase, size in document["ranks"][0]["phases"].items()}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return known
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise InputError(
             f"⟨rehearsal⟩ {path}: not a complete result of `zerokit rehearse --json` ({REHEARSAL_SCHEMA})"
         ) from None
 
 
 def compared(before: Explanation, after: Explanation) -> Explanation:
-    """The later of two snapshots, with what it holds more at its peak."""
+    """The later of two snapshots, with what it holds more at its peak. The only devices of both are compared
+    whatever their numbers: ranks of one machine have each its own."""
     old = {one.memory.rank: one.memory.at_peak for one in before.devices}
-    grown = {
-        one.memory.rank: grown_parts(old.get(one.memory.rank, ()), one.memory.at_peak)
-        for one in after.devices
-    }
-    return replace(after, before=before, grown=grown)
+    if len(before.devices) == len(after.devices) == 1:
+        old = {after.devices[0].memory.rank: before.devices[0].memory.at_peak}
+    notes, grown = [note.with_text(f"{before.path}: {note}") for note in before.notes], {}
+    for one in after.devices:
+        number = one.memory.rank
+        if number in old:
+            grown[number] = grown_parts(old[number], one.memory.at_peak)
+        else:
+            text = f"GPU {number} holds nothing in {before.path}: there is nothing to compare it with"
+            notes.append(warning("snapshot-not-compared", text))
+    return replace(after, before=before, grown=grown, notes=(*after.notes, *notes))
 
 
-def _notes(reader: SnapshotReader, origins: Origins, found: tuple[DeviceMemory, ...]) -> list[str]:
-    notes = []
+def _notes(reader: SnapshotReader, origins: Origins, found: tuple[DeviceMemory, ...]) -> Iterator[Note]:
     if not found:
-        notes.append("no memory was allocated on any GPU")
+        yield Note("snapshot-empty", "no memory was allocated on any GPU")
     elif not any(one.events > 1 for one in found):
-        notes.append(
+        yield Note(
+            "snapshot-without-history",
             "there is no history: only what was allocated at the moment of the snapshot is known, neither "
             "the peak nor phases; call torch.cuda.memory._record_memory_history(stacks='python') before the "
-            "model is made"
+            "model is made",
         )
     elif not origins.has_stacks:
-        notes.append(
+        yield Note(
+            "snapshot-without-stacks",
             "there are no stacks: sizes and times are known, neither lines nor modules; call "
-            "torch.cuda.memory._record_memory_history with context='all', its default"
+            "torch.cuda.memory._record_memory_history with context='all', its default",
         )
     for one in found:
         if one.events > 1 and one.before_bytes:
             cut = "its max_entries had cut the history" if one.cut_bytes else "recording began later"
-            notes.append(
+            yield Note(
+                "snapshot-history-late",
                 f"GPU {one.memory.rank}: {format_gib(one.before_bytes)} were allocated before the first of "
-                f"{counted(one.events, 'event')}: {cut}; an earlier peak is not in the file"
+                f"{counted(one.events, 'event')}: {cut}; an earlier peak is not in the file",
+                "must",
             )
-    return notes
 
 
 class _Explained:

@@ -44,8 +44,8 @@ def sections(told: Explanation) -> Iterator[Section]:
         if one.memory.at_peak:
             yield live_at_peak(one.memory, f", GPU {one.memory.rank}" if len(told.devices) > 1 else "")
         yield from _stays(one)
-        if told.grown is not None and told.before is not None:
-            grown = told.grown[one.memory.rank]
+        grown = (told.grown or {}).get(one.memory.rank)
+        if grown is not None and told.before is not None:
             rows = tuple(
                 (f"+{format_gib(part.bytes)}", part.what, part.module, part.location) for part in grown
             )
@@ -63,7 +63,8 @@ def _peaks(one: DeviceMemory, predicted: dict[str, int]) -> Section:
         size, expected = memory.phases.get(phase), predicted.get(phase)
         told = ["← peak"] if phase == memory.peak_phase else []
         if expected is not None and size is not None:
-            told.append(f"predicted {format_gib(expected)}, {(size - expected) / expected:+.1%} seen")
+            off = f", {(size - expected) / expected:+.1%} seen" if expected else ""
+            told.append(f"predicted {format_gib(expected)}{off}")
         elif predicted:
             told.append(
                 "not rehearsed" if expected is None else f"predicted {format_gib(expected)}, not seen"

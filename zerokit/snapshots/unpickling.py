@@ -14,9 +14,11 @@ import struct
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from zerokit.errors import InputError
+from zerokit.files import open_regular
+from zerokit.strictload.document import unreadable
 
 _MOST_BYTES = 3 << 30
 """Of memory that a file's values may take, about."""
@@ -127,7 +129,7 @@ class SnapshotReader:
         self._waiting: list[Any] = []
         self._marks: list[int] = []
         self._begun: list[int] = []  # where the dictionaries begin that are being read
-        with path.open("rb") as file:
+        with _opened(path) as file:
             start = file.read(16)
             if start == b"SQLite format 3\0":
                 raise InputError(
@@ -135,7 +137,9 @@ class SnapshotReader:
                     "snapshot with torch.cuda.memory._dump_snapshot"
                 )
             if len(start) < 3 or start[0] != 0x80 or not 2 <= start[1] <= 5:
-                raise InputError(f"{path}: no pickle of torch.cuda.memory._dump_snapshot")
+                raise InputError(
+                    f"{path}: not a memory snapshot; name a file that torch.cuda.memory._dump_snapshot wrote"
+                )
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self.value = self._read()
@@ -419,6 +423,13 @@ class SnapshotReader:
             return NO_STACK if value == [] else number
         found = _STACKS.match(self._data, value)
         return self._stacks.get(found[0], number) if found is not None and len(found[0]) > 2 else NO_STACK
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path, "/")
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def _number(reference: bytes) -> int:

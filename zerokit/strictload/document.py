@@ -98,10 +98,14 @@ def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark
     try:
         data = read_regular(path, max_bytes)
     except OSError as error:
-        reason = error.strerror if error.errno == 0 else f"cannot be read: {error.strerror}"
-        raise FileInputError(path, str(reason)) from None
+        raise unreadable(path, error) from None
     text = decode(data, str(path))
     return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
+
+
+def unreadable(path: str | pathlib.Path, error: OSError) -> FileInputError:
+    """Make the error of a file that :func:`zerokit.files.open_regular` did not open."""
+    return FileInputError(path, f"{'cannot be read: ' * (error.errno != 0)}{error.strerror}")
 
 
 def decode(data: bytes, path: str) -> str:

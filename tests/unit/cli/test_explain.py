@@ -58,8 +58,9 @@ def test_a_page_holds_the_tables_and_runs_nothing(tmp_path: Path, capsys: pytest
     [
         ([], "name one snapshot, or two"),
         (["a", "b", "c"], "name one snapshot, or two"),
-        (["absent.pickle"], "absent.pickle: there is no such file"),
-        ([__file__], "no pickle of torch.cuda.memory._dump_snapshot"),
+        (["absent.pickle"], "absent.pickle: cannot be read: No such file or directory"),
+        (["/dev/null"], "/dev/null: is not a regular file"),
+        ([__file__], "not a memory snapshot; name a file that torch.cuda.memory._dump_snapshot wrote"),
     ],
 )
 def test_what_cannot_be_explained_is_named(
@@ -68,3 +69,12 @@ def test_what_cannot_be_explained_is_named(
     code, out, err = call(capsys, "explain", *words)
     assert (code, out) == (2, "")
     assert told in err
+
+
+def test_a_page_never_replaces_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "oom.pickle").write_bytes(recorded("oom").read_bytes())
+    path = str(tmp_path / "oom.pickle")
+    code, out, err = call(capsys, "explain", path, "--html", path)
+    assert (code, out) == (2, "")
+    assert "--html" in err and "would replace" in err
+    assert (tmp_path / "oom.pickle").read_bytes() == recorded("oom").read_bytes()

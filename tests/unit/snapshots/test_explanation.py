@@ -177,9 +177,55 @@ def test_a_rehearsal_stands_beside_what_was_seen(tmp_path: Path) -> None:
     assert rows["backward"] == "← peak  predicted 0.28 GiB, +6.6% seen"
     assert rows["step"] == "not rehearsed"
     assert "not seen" in rows["eval"]
-    path.write_text("{}")
-    with pytest.raises(InputError, match="rehearse"):
+    path.write_text(path.read_text().replace("292765184", "0"))
+    rows = {row[0]: row[2] for row in next(iter(sections(explain(recorded("plain"), rehearsal=path)))).rows}
+    assert rows["forward"] == "predicted 0 B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[" * 100_000,
+        *(
+            f'{{"schema": "zerokit.rehearsal/1", "complete": true, "ranks": [{{"phases": {phases}}}]}}'
+            for phases in ("{}", "[1]", '{"forward": Infinity}', '{"forward": -1}', '{"forward": "1"}')
+        ),
+    ],
+)
+def test_what_is_no_complete_rehearsal_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "rehearsal.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="not a complete result of `zerokit rehearse"):
         explain(recorded("plain"), rehearsal=path)
+
+
+def test_a_gpu_is_compared_with_its_own_or_with_none(tmp_path: Path) -> None:
+    """Ranks of one machine write a snapshot each, of a GPU each; a file may have several."""
+    first, second = unpickled("plain"), unpickled("plain-long")
+    for segment in second["segments"]:
+        segment["device"] = 1
+    other = {**second, "device_traces": [[], *second["device_traces"]]}
+    both = {
+        **first,
+        "segments": first["segments"] + second["segments"],
+        "device_traces": first["device_traces"] + second["device_traces"],
+    }
+    of_rank, of_both = written(tmp_path / "rank.pickle", other), written(tmp_path / "both.pickle", both)
+    same_gpu = explain(recorded("plain"), recorded("plain-long"))
+    assert explain(recorded("plain"), of_rank).grown == {1: same_gpu.grown[0]}  # type: ignore[index]
+    told = explain(recorded("plain"), of_both)
+    assert told.grown == {0: ()}
+    assert [(note.id, note.level) for note in told.notes] == [("snapshot-not-compared", "warning")]
+    assert sum("more than in" in section.title for section in sections(told)) == 1
+
+
+def test_what_the_earlier_of_two_does_not_tell_is_said_too() -> None:
+    told = explain(recorded("without-history"), recorded("plain"))
+    (note,) = told.notes
+    assert "without-history.pickle: there is no history" in note
+    assert told.to_dict()["notes"] == [note.to_dict()]
+    assert told.to_dict()["before"]["notes"][0]["id"] == note.id == "snapshot-without-history"
 
 
 def test_the_answer_begins_with_what_failed_or_grows() -> None:

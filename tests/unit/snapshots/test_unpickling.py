@@ -192,9 +192,9 @@ def test_a_file_of_empty_values_is_refused_before_it_fills_memory(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no pickle"),
+        (b"", "not a memory snapshot"),
         (b"SQLite format 3\0" + bytes(100), "SQLite"),
-        (b"PK\x03\x04" + bytes(100), "no pickle"),
+        (b"PK\x03\x04" + bytes(100), "not a memory snapshot"),
         (b"\x80\x04cos\nsystem\n.", "none was run"),
         (b"\x80\x04]\x94.", ""),
     ],
