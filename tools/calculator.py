@@ -66,7 +66,7 @@ def on_post_build(config: Mapping[str, Any]) -> None:
                 packed.write(path, inner)
         for name in ("templates", "recipes"):
             for path in sorted((ROOT / name).iterdir()):
-                packed.write(path, path.relative_to(ROOT))
+                packed.write(path, Path("zerokit", "_data") / path.relative_to(ROOT))
         for library in _LIBRARIES:
             spec = importlib.util.find_spec(library)
             assert spec is not None and spec.origin is not None

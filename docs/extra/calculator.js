@@ -36,9 +36,9 @@ const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 const seconds = (value) => (value < 1 ? `${(value * 1000).toPrecision(3)} ms` : `${value.toPrecision(3)} s`);
 const title = (plan) =>
   [
-    plan.zero_stage === undefined ? plan.engine : `ZeRO-${plan.zero_stage}`,
-    `micro-batch ${plan.micro_batch}`,
-    `${plan.activation_checkpointing} checkpointing`,
+    plan.engine === "deepspeed" ? `ZeRO-${plan.zero_stage}` : plan.engine.toUpperCase(),
+    `batch size ${plan.micro_batch} per GPU`,
+    `${plan.activation_checkpointing.replace("none", "no")} checkpointing`,
     ...["offload_optimizer", "offload_param"].filter((key) => plan[key] && plan[key] !== "none").map((key) => key.replace("_", " ")),
   ].join(", ");
 
@@ -104,14 +104,14 @@ const answer = async () => {
     const found = await ask("plan", given);
     const parts = [element("h2", {}, found.code ? "No plan" : "The plan")];
     parts.push(block(found.code ? found.said : found.text));
-    if (found.code === 0) {
+    if (found.facts) {
       parts.push(memory(found.facts.chosen), ...frontier(found.facts), element("h3", {}, "Files"), files(found.files));
       if (found.said) parts.push(element("h3", {}, "Said beside it"), block(found.said));
     }
     if (found.command) parts.push(element("h3", {}, "The same on your machine"), block(found.command));
     shown.replaceChildren(...parts);
     status.textContent = `answered in ${((performance.now() - began) / 1000).toFixed(1)} s`;
-    const link = new URLSearchParams([...new FormData(form)].filter(([, value]) => value.trim()));
+    const link = new URLSearchParams(new FormData(form));
     history.replaceState(null, "", `#${link}`);
   } catch (error) {
     status.textContent = `The planner failed: ${error.message}`;

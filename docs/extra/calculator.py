@@ -15,7 +15,11 @@ def _run(words):
 
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n") for _ in range(2)]
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-        code = run(words)
+        try:
+            code = run(words)
+        except (ImportError, OSError) as error:  # a script, charts: what a browser has no part for
+            code = 1
+            print(f"this page cannot do that ({error}); run the command on your machine", file=streams[1])
     for stream in streams:
         stream.flush()
     return code, *(stream.buffer.getvalue().decode("utf-8", "replace") for stream in streams)
@@ -44,9 +48,12 @@ def plan(asked):
         words[1:1] = ["--model", "config.json"]
     code, text, said = _run(words)
     files = {
-        str(path): path.read_text() for path in sorted(Path("zerokit-plan").rglob("*")) if path.is_file()
+        str(path): path.read_text()
+        for path in sorted(Path().rglob("*"))
+        if path.is_file() and path != Path("config.json")
     }
-    facts = json.loads(_run([*words, "--json", "--dry-run"])[1]) if code == 0 else None
+    again = _run([*words, "--json"])[1] if code == 0 else ""
+    facts = json.loads(again) if again.startswith("{") else None  # help has none
     command = shlex.join(["zerokit", *words])
     return json.dumps(
         {"code": code, "command": command, "text": text, "said": said, "files": files, "facts": facts}

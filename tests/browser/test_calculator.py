@@ -95,6 +95,21 @@ def test_what_is_wrong_is_said_as_the_command_does(browser: Any, served: str, tm
     assert said == command(tmp_path, _words({"model": "lama-3.1-8b"})) and "llama-3.1-8b" in said
 
 
+def test_more_options_are_answered_too(browser: Any, served: str, tmp_path: Path) -> None:
+    """Files of another engine, an option without a plan, and what a browser has no part for."""
+    page = opened(browser, served)
+    page.fill("[name=more]", "--engine fsdp2 --top 2")
+    assert answered(page) == command(tmp_path, [*_words({}), "--engine", "fsdp2", "--top", "2"])
+    assert page.locator("#calculator-answer ol li").first.text_content().startswith("FSDP2, batch size ")
+    names = page.locator("#calculator-answer a[download]").all_text_contents()
+    assert "zerokit-plan/fully_shard.py" in names
+    page.fill("[name=more]", "--help")
+    assert answered(page).startswith("Usage: zerokit plan")
+    for script_or_page in ("-- train.py", "--html plan.html"):
+        page.fill("[name=more]", script_or_page)
+        assert answered(page).startswith("this page cannot do that")
+
+
 @pytest.mark.parametrize("width", [390, 800, 1440])
 def test_the_page_is_readable_everywhere(browser: Any, served: str, width: int) -> None:
     """For everybody (axe), without a bar to scroll sideways, and by the keyboard alone."""
