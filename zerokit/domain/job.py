@@ -87,6 +87,8 @@ class Job:
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
         use_reentrant_checkpointing: whether its full checkpointing is reentrant; None: as its trainer's is.
+        checkpoints_calls: a checkpoint is of a layer's call, hooks included, as in Transformers before 5.23
+            (modeling_layers.py, ``GradientCheckpointingLayer``), not of its forward alone.
         trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
@@ -99,6 +101,7 @@ class Job:
     attention: str = "sdpa"
     attention_mask_given: bool = False
     use_reentrant_checkpointing: bool | None = None
+    checkpoints_calls: bool = False
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None

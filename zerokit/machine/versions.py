@@ -33,6 +33,13 @@ def installed(name: str) -> str | None:
     return None
 
 
+def checkpoints_calls() -> bool:
+    """Whether Transformers checkpoints a layer's call, hooks included, as before 5.23 (modeling_layers.py,
+    ``GradientCheckpointingLayer``); assumed where it is not installed."""
+    version = re.match(r"(\d+)\.(\d+)", installed("transformers") or "")
+    return version is None or (int(version[1]), int(version[2])) < (5, 23)
+
+
 def deepspeed_note() -> tuple[Note, ...]:
     """A line to show when the installed DeepSpeed may allocate otherwise than predicted."""
     version = installed("deepspeed")

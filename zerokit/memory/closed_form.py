@@ -15,6 +15,7 @@ from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.model_shape import EAGER_SCORE_BYTES, Gemm, ModelShape, Stack
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.memory import recomputed_weights
 from zerokit.memory.card import min_vram_bytes
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
@@ -397,10 +398,11 @@ def estimate_analytic(
     table = table if job.method == "full" and strategy.pipeline_parallel == 1 else 0.0
     waiting = table if strategy.settings.divides_gradients else 0.0
     piled = gradients.get(Component.GRADIENTS, 0.0) + waiting
+    last = sizes.frozen_bytes if recomputed_weights.stay(job, strategy) else gathered
     backward = _highest(
         {**in_layer, **gradients, Component.GRADIENTS: piled},
         {**at_loss, **before, Component.LOSS: losses[1]},
-        {**kept, **gradients, Component.GRADIENTS: piled + 2 * table},
+        {**kept, **gradients, Component.GRADIENTS: piled + 2 * table, Component.GATHERED_PARAMETERS: last},
     )
     step = {**persistent, **gradients, Component.OPTIMIZER_TEMPORARIES: _step(sizes, strategy)}
     setup = _init(sizes, strategy, base, cluster.gpu)
@@ -606,6 +608,7 @@ def _finish(
             *((_CROSS_ASSUMPTION,) if is_crossed else ()),
             *_uncounted_adapters(shape, job),
             *load_notes(sizes.weight_bytes, strategy, job),
+            *recomputed_weights.notes(job, strategy),
         ),
         basis=CLOSED_FORM,
     )

@@ -17,7 +17,7 @@ from zerokit.domain.partial_sums import Processors
 from zerokit.domain.profile import ModelProfile, Variant, sequences_of_a_rank, tokens_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
-from zerokit.memory import card
+from zerokit.memory import card, recomputed_weights
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
 from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import LossSize, fused_loss, head_marks, loss_size, with_loss, with_score_head
@@ -239,11 +239,13 @@ def estimate_traced(
     if sequence > 1 and (exchange := exchange_of(profile, sequence, strategy.settings)) is not None:
         trace = with_exchanges(trace, exchange, strategy.checkpointing != "none")
     reference = ("copy" if job.method == "full" else "base") if job.defaults.reference else ""
-    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference)
+    stay = recomputed_weights.stay(job, strategy)
+    of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference, stay)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
     checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
-    # views of experts, saved without checkpointing, add up over all layers, as does what is never released
-    adds_up = reference == "base" or (profile.views and model.checkpointing == "none")
+    # views of experts, saved without checkpointing, add up over all layers, as does what is not released
+    # before backward ends
+    adds_up = stay or reference == "base" or bool(profile.views and model.checkpointing == "none")
     engine = engine_of(strategy.settings)
     kept = None if adds_up else engine.layers_kept(model, strategy.settings)
     if kept is not None:
@@ -263,6 +265,7 @@ def estimate_traced(
     )
     ranks, peak = _ranks(replayed, timeline)
     notes = (*_with_adapters(replayed.assumptions, adapters), *_instead_notes(variant, job, strategy))
+    notes = (*notes, *recomputed_weights.notes(job, strategy))
     if peak < max(rank.peak_allocated_bytes for rank in ranks):
         notes = (*notes, FLATTENS_ON_GPU)
     if strategy.recomputed(job.attention) == "selective":

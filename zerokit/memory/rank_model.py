@@ -46,6 +46,7 @@ class RankModel:
         cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
         loads_on_gpu: see ``Job.loads_on_gpu``.
         kbit_prepared: see ``Job.kbit_prepared``.
+        keeps_recomputed: see ``zerokit.memory.recomputed_weights``.
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
             beside it, ``base``, the same without its adapters, or none.
     """
@@ -60,6 +61,7 @@ class RankModel:
     loads_on_gpu: bool = False
     kbit_prepared: bool = False
     reference: str = ""
+    keeps_recomputed: bool = False
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -267,6 +269,7 @@ def rank_model(
     cublas_bytes: int = HOPPER_CUBLAS_WORKSPACE_BYTES,
     kbit_prepared: bool = False,
     reference: str = "",
+    keeps_recomputed: bool = False,
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -281,6 +284,7 @@ def rank_model(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
         kbit_prepared=kbit_prepared and variant.precision == "16", reference=reference,
+        keeps_recomputed=keeps_recomputed,
     )  # fmt: skip
 
 

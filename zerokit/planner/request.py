@@ -20,6 +20,7 @@ from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
+from zerokit.machine import versions
 from zerokit.notes import Note, notes_of
 from zerokit.planner.effects import refuse_idle
 from zerokit.planner.hardware import Hardware, choice, count, doubted_vram, hardware, integer, share
@@ -123,8 +124,6 @@ def resolve(
     Raises:
         InputError: names the argument, the value and the fix.
     """
-    from zerokit.machine.versions import deepspeed_note
-
     given = given_options(options)
     if single and options.get("trainer") and options.get("checkpointing") is None:
         row = TRAINERS[choice(options, "trainer") or "raw"]
@@ -179,7 +178,7 @@ def resolve(
             *machine.notes,
             *notes,
             *notes_of("measured-here", measured),
-            *deepspeed_note(),
+            *versions.deepspeed_note(),
         ),
     )
     return ResolvedRequest(
@@ -273,6 +272,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         torch_adam=options.get("optimizer") == TORCH_ADAMW,
         attention=attention,
         loss=loss,
+        checkpoints_calls=versions.checkpoints_calls(),
         use_reentrant_checkpointing={"on": True, "off": False}.get(choice(options, "reentrant") or ""),
         offload_activations=bool(options.get("offload_activations")),
         inference=inference,

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component, Ledger
-from zerokit.memory.rank_model import FP64, ElementBytes, Overlay, RankModel
+from zerokit.memory.rank_model import FP64, ElementBytes, Overlay, RankModel, layers_of
 from zerokit.memory.replay.model_states import on_device, sub_groups
 from zerokit.memory.replay.optimizers import step_temporary_bytes
 from zerokit.memory.replay.zero_3_fetch_order import modules_of
@@ -63,6 +63,10 @@ class Parameters:
         self.released: dict[tuple[str, int], frozenset[int]] = {}
         self.backward_stack: dict[str, None] = {}
         self.recompute: dict[str, set[int]] = {}
+        # modules whose backward cannot have begun where what they gather again is left to one that has
+        self.recomputed = (
+            tuple(f"{layer}." for layer in layers_of(model.parameters)) if model.keeps_recomputed else ()
+        )
         self.recording = False
         self.available = 0
         self.step_id = 0
@@ -214,9 +218,12 @@ class Parameters:
         for index in needed:
             self.active[index].add(module)
             if recomputing and self.backward_stack and not self.modules.trainable[index]:
-                owner = next(reversed(self.backward_stack))
-                self.recompute.setdefault(owner, set()).add(index)
-                self.active[index].add(owner)
+                began = (
+                    one for one in reversed(self.backward_stack) if not f"{one}.".startswith(self.recomputed)
+                )
+                if owner := next(began, None):
+                    self.recompute.setdefault(owner, set()).add(index)
+                    self.active[index].add(owner)
             if self.group[index] is not None:
                 self._arrive(index)
         if self.queue and self.knows_order and not self.recording:
