@@ -169,18 +169,21 @@ def test_services_start_what_was_given(
     nodes = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "a\nb", "NODE_RANK": "0", "MAIN_ADDRESS": "a"}
     for number, text in enumerate(texts):
         common = (service, "--style", "none", "--plan", hostile_plan(number, text))
-        script, named = f"./x{text[:200]}", [f"--env=HF_X={text}", f"--image=i{text}", f"--gpu-name=g{text}"]
+        script = f"./x{text[:200]}"
+        taken = {"torchx": 1, "ray": 0}.get(service, 2)  # of the last two options
+        named = [f"--env=HF_X={text}", *[f"--image=i{text}", f"--gpu-name=g{text}"][:taken]]
+        gpu_name = ["--gpu-name=g"] * (taken == 2)
         is_text = not any("\ud800" <= character <= "\udfff" for character in text)
         if "\n" in text or "\r" in text or not (is_text or service in ("torchx", "ray")):
             for option in named[:2]:
-                assert emitted(capfdbinary, *common, option, "--gpu-name=g", "./t.py") is None
-            named = ["--gpu-name=g"]
+                assert emitted(capfdbinary, *common, option, *gpu_name, "./t.py") is None
+            named = gpu_name
         out = emitted(capfdbinary, *common, *named, script, text)
         if out is None:
             assert not is_text and service in ("skypilot", "dstack")
             continue
         words, variable = started(in_a_plans_folder, ["bash", "-c", start_of(service, out)], script, nodes)
-        assert words == [script, text] and variable == (text if len(named) > 1 else "")
+        assert words == [script, text] and variable == (text if named != gpu_name else "")
         if service in ("skypilot", "dstack") and len(named) > 1:
             file = yaml.safe_load(out.decode())
             gpu = file["resources"]["accelerators" if service == "skypilot" else "gpu"]

@@ -179,7 +179,7 @@ def commands(name: str) -> list[list[str]]:
         *(["emit", target, "--plan", "plan", *more] for target, *more in (
             ("sbatch", "t.py", name), ("kubernetes", "--image", name, "t.py"), ("hostfile", name, "b"),
             ("deepspeed",), ("accelerate",), (name,),
-            *((one, "--gpu-name", name, "--image", name, "t.py", name) for one in ("skypilot", "ray")))),
+            ("skypilot", "--gpu-name", name, "--image", name, "t.py", name), ("ray", "t.py", name))),
         ["emit", "deepspeed", "--plan", path],
         ["convert", json_file], ["convert", yaml_file, "--out", f"{path}/new"], ["convert", path, "--json"],
         ["rehearse", "--gpu", name, "t.py"], ["rehearse", "--versions", json_file, f"{path}/absent.py"],

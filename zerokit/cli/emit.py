@@ -48,6 +48,10 @@ def _for_job(function: Callable[..., None]) -> Callable[..., None]:
 
         if not script:
             raise no_script()
+        if out is not None and Path(out).resolve() == Path(script[0]).resolve():
+            raise InputError(
+                f"--out {out}: the job would replace the script that it starts; name another file"
+            )
         command = f"emit {click.get_current_context().info_name}"
         names = ("folder", "style", "variables", "no_arguments", "accept_mismatch")
         job = JobScript(command=command, script=script, **{name: options.pop(name) for name in names})
@@ -155,28 +159,37 @@ def kubernetes_command(job: JobScript, image: str, name: str, gpu_resource: str,
     _write(text, out)
 
 
-def _add_service(service: str, title: str, more: str) -> None:
-    @command.command(service, cls=ScriptCommand, context_settings=_SCRIPT, help=f"{title}\n\n{_SENT} {more}")
-    @click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the job.")
-    @click.option(
-        "--image", default="", metavar="IMAGE", help="The container image with what SCRIPT imports."
-    )
-    @click.option("--gpu-name", metavar="NAME", help="What the service calls the GPU. [default: as known]")
-    @_for_job
-    @_out
+_name = click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the job.")
+_image = click.option(
+    "--image", default="", metavar="IMAGE", help="The container image with what SCRIPT imports."
+)
+_gpu_name = click.option(
+    "--gpu-name", metavar="NAME", help="What the service calls the GPU. [default: as known]"
+)
+
+
+def _add_service(service: str, title: str, more: str, *options: Callable[..., Any]) -> None:
     def service_command(job: JobScript, out: str | None, **options: Any) -> None:
         from zerokit.launcher import job_files
 
         _write(job_files.service_file(job, service, say=say, **options), out)
+
+    taking: Callable[..., None] = _for_job(_out(service_command))
+    for decorate in reversed(options):
+        taking = decorate(taking)
+    help = f"{title}\n\n{_SENT} {more}"
+    command.command(service, cls=ScriptCommand, context_settings=_SCRIPT, help=help)(taking)
 
 
 _SENT = (
     "One torchrun (under FSDP2 one accelerate launch) on each node. SCRIPT and the plan's folder are sent "
     "with the folder where the job is started, in which SCRIPT is a relative path."
 )
-_add_service("skypilot", "A SkyPilot task.", "Start it with: sky launch FILE")
-_add_service("dstack", "A dstack task.", "Start it with: dstack apply -f FILE")
-_add_service("torchx", "A TorchX component.", "Start it with: torchx run -s SCHEDULER FILE:train")
+_add_service("skypilot", "A SkyPilot task.", "Start it with: sky launch FILE", _name, _image, _gpu_name)
+_add_service("dstack", "A dstack task.", "Start it with: dstack apply -f FILE", _name, _image, _gpu_name)
+_add_service(
+    "torchx", "A TorchX component.", "Start it with: torchx run -s SCHEDULER FILE:train", _name, _image
+)
 _add_service("ray", "A driver for Ray.", "Start it with: ray job submit --working-dir . -- python FILE")
 
 

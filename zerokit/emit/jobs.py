@@ -236,8 +236,16 @@ def service_file(
         shares_cores=_shares_cores(strategy, environment),
         command=_command(command, style, ds_config_path),
     )
+    nodes_of_gpus = f"{counted(nodes, 'node')} of {counted(sizes['gpus_per_node'], 'GPU')}"
     return render(
-        SERVICES[service], **sizes, start=start, name=name, image=image, gpu=gpu, requirements=requirements
+        SERVICES[service],
+        **sizes,
+        nodes_of_gpus=nodes_of_gpus + " each" * (nodes > 1),
+        start=start,
+        name=name,
+        image=image,
+        gpu=gpu,
+        requirements=requirements,
     )
 
 

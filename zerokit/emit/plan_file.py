@@ -147,12 +147,16 @@ class PlanFile:
         trains = {"lora": "LoRA of ", "qlora": "QLoRA of "}.get(self.method, "")
         if "inference" in self.request:
             trains = "inference of "
-        gpu = str(self.cluster.get("gpu", "GPU"))
-        # the name is of whose speeds are assumed
-        if self.request.get("vram") and not self.request.get("gpu"):
-            gpu = f"{format_gib(parse_bytes(self.request['vram'], 'vram'), 1)} GPU"
-        ranks = counted(self.world_size, "CPU rank") if gpu == "cpu" else f"{self.world_size} × {gpu}"
+        gpus = f"{self.world_size} × {self.gpu}"
+        ranks = counted(self.world_size, "CPU rank") if self.gpu == "cpu" else gpus
         return f"the plan of {written_at} for {trains}{model} on {ranks}"
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's name; its memory where that alone was given: the cluster has whose speeds are assumed."""
+        if self.request.get("vram") and not self.request.get("gpu"):
+            return f"{format_gib(parse_bytes(self.request['vram'], 'vram'), 1)} GPU"
+        return str(self.cluster.get("gpu", "GPU"))
 
     @property
     def environment(self) -> dict[str, str]:

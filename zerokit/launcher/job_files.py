@@ -25,7 +25,10 @@ from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
 Say = Callable[[str], None]
-_NAMES_GPUS = ("skypilot", "dstack")
+_FIND_NODES = ("skypilot", "dstack")
+"""Services that look for nodes with the GPU that they are told, and install a ``requirements.txt`` there."""
+_WITHOUT = {"torchx": "no ⟨image⟩: ", "ray": ""}
+"""What would bring the script's imports, and is not there."""
 
 
 @frozen_dataclass
@@ -139,7 +142,13 @@ def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: 
 
 
 def service_file(
-    job: JobScript, service: str, *, name: str, image: str, gpu_name: str | None, say: Say
+    job: JobScript,
+    service: str,
+    *,
+    name: str = "zerokit",
+    image: str = "",
+    gpu_name: str | None = None,
+    say: Say,
 ) -> str:
     """What a service that finds its nodes itself starts a job with, of :data:`zerokit.emit.jobs.SERVICES`.
     The script and the plan's folder are sent there with the folder where the command is called.
@@ -155,15 +164,18 @@ def service_file(
     plan = launched.plan
     for path in (Path(job.script[0]), launched.config):
         if path.is_absolute() or ".." in path.parts:
-            raise InputError(f"{path}: it is not in this folder, which {service} sends to the nodes")
-    named = gpu_name or gpus.sold_as(str(plan.cluster.get("gpu")), service)
-    if named is None and service in _NAMES_GPUS:
-        raise InputError(
-            f"{plan.cluster.get('gpu')}: what {service} calls it is not known; say it with ⟨gpu_name⟩"
-        )
-    requirements = "requirements.txt" if Path("requirements.txt").is_file() else ""
+            raise InputError(
+                f"{path}: it is not in this folder, which {service} sends to the nodes; put it here, and "
+                "name it by its path from here"
+            )
+    finds_nodes = service in _FIND_NODES
+    named = gpu_name or gpus.sold_as(plan.gpu, service)
+    if named is None and finds_nodes:
+        raise InputError(f"{plan.gpu}: what {service} calls it is not known; say it with ⟨gpu_name⟩")
+    requirements = "requirements.txt" if finds_nodes and Path("requirements.txt").is_file() else ""
     if not (requirements or image):
-        say("neither ⟨image⟩ nor a requirements.txt here: the nodes must have what the script imports")
+        without = _WITHOUT.get(service, "neither ⟨image⟩ nor a requirements.txt here: ")
+        say(f"{without}the nodes must have what the script imports")
     return jobs.service_file(
         service,
         plan.strategy(),

@@ -14,7 +14,11 @@ from zerokit.script.entry_points import Target
 from zerokit.script.reader import PARSERS_OF_DATACLASSES, ScriptFacts
 from zerokit.suggest import misspelt
 
-_SERVICES = ("emit skypilot", "emit dstack", "emit torchx", "emit ray")
+_OF_JOBS = ("--style", "--accept-mismatch", "--no-arguments")
+_OF_SERVICES = {
+    "emit skypilot": ("--image", "--gpu-name"), "emit dstack": ("--image", "--gpu-name"),
+    "emit torchx": ("--image",), "emit ray": (),
+}  # fmt: skip
 OPTIONS = {
     "launch": (
         "--dry-run", "--accept-mismatch", "--no-arguments", "--no-plan", "--retry-smaller", "--max-restarts",
@@ -25,9 +29,9 @@ OPTIONS = {
         "--vram", "--host-ram", "--nvme", "--no-calibration", "--all-gpus", "--explain",
         "--rehearsal-seconds", "--unconfined", "--no-cache",
     ),
-    "emit sbatch": ("--time", "--job-name", "--style", "--accept-mismatch", "--no-arguments"),
-    "emit kubernetes": ("--image", "--gpu-resource", "--style", "--accept-mismatch", "--no-arguments"),
-    **dict.fromkeys(_SERVICES, ("--image", "--gpu-name", "--style", "--accept-mismatch", "--no-arguments")),
+    "emit sbatch": ("--time", "--job-name", *_OF_JOBS),
+    "emit kubernetes": ("--image", "--gpu-resource", *_OF_JOBS),
+    **{command: (*own, *_OF_JOBS) for command, own in _OF_SERVICES.items()},
     "rehearse": ("--vram", "--host-speed", "--versions", "--no-arguments", "--accept-mismatch", "--html",
                  "--unconfined", "--no-cache"),
     "tune": (
@@ -47,7 +51,7 @@ COMMON = {
     ),
     "emit sbatch": ("--plan", "--out"),
     "emit kubernetes": ("--plan", "--out"),
-    **dict.fromkeys(_SERVICES, ("--plan", "--out")),
+    **dict.fromkeys(_OF_SERVICES, ("--plan", "--out")),
     "rehearse": (
         "--plan", "--gpus", "--gpu", "--rank", "--ranks", "--steps", "--launcher", "--out", "--json",
     ),

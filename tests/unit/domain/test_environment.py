@@ -29,7 +29,11 @@ COMMANDS = {
     "launch": (["launch", "--dry-run", "--device", "cpu", *_RAW, "train.py"], 2),
     "emit sbatch": (["emit", "sbatch", *_RAW, "train.py"], 2),
     "emit kubernetes": (["emit", "kubernetes", "--image", "i", *_RAW, "train.py"], 2),
-    **{f"emit {name}": (["emit", name, "--gpu-name", "g", *_RAW, "train.py"], 2) for name in SERVICES},
+    **{
+        f"emit {name}": (["emit", name, *options, *_RAW, "train.py"], 2)
+        for name in SERVICES
+        for options in [["--gpu-name", "g"] if name in ("skypilot", "dstack") else []]
+    },
     "check": (["check", "plan/plan.yaml"], 2),
 }
 

@@ -75,6 +75,52 @@ def test_ray_starts_it(emitted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert given[5:8] == ["t.py", "--epochs", "1"]
 
 
+@pytest.mark.parametrize(
+    ("service", "options", "said"),
+    [
+        ("skypilot", ("--image", "--gpu-name"), None),
+        ("dstack", ("--image", "--gpu-name"), None),
+        ("torchx", ("--image",), "no --image: the nodes must have what the script imports"),
+        ("ray", (), "zerokit: the nodes must have what the script imports"),
+    ],
+)
+def test_a_service_has_the_options_that_its_file_has_a_place_for(
+    service: str, options: tuple[str, ...], said: str | None, emitted: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A requirements.txt is here, which two of them install."""
+    file, gpu = Path(f"job_{service}"), ["--gpu-name", "H100:80GB"] if "--gpu-name" in options else []
+    code, _, err = call(
+        capsys, "emit", service, "--plan", "plan", "--style", "raw", "--out", str(file), *gpu, "t.py"
+    )
+    assert code == 0, err
+    assert ("pip install -r requirements.txt" in file.read_text()) == (said is None)
+    assert "must have what the script imports" not in err if said is None else said in err
+    for option in ("--image", "--gpu-name"):
+        words = ("--plan", "plan", "--style", "raw", *gpu, option, "A100", "t.py")
+        code, out, err = call(capsys, "emit", service, *words)
+        assert (code, "A100" in out) == ((0, True) if option in options else (2, False)), err
+
+
+def test_memory_alone_names_no_gpu_to_rent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan has the name of a GPU all the same: that whose speeds it assumes."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").write_text(_SCRIPT)
+    assert call(capsys, "plan", "--params", "350m", "--gpus", "1", "--vram", "24GiB")[0] == 0
+    code, out, err = call(capsys, "emit", "skypilot", "--style", "raw", "t.py")
+    assert (code, out) == (2, "")
+    assert "24.0 GiB GPU: what skypilot calls it is not known; say it with --gpu-name" in err
+
+
+def test_a_job_never_replaces_its_script(emitted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("skypilot", "sbatch"):
+        code, out, err = call(capsys, "emit", command, "--plan", "plan", "--out", "./t.py", "t.py")
+        assert (code, out) == (2, "") and "would replace the script" in err
+    assert Path("t.py").read_text() == _SCRIPT
+
+
 def test_dstack_knows_the_names_of_gpus() -> None:
     gpuhunt = pytest.importorskip("gpuhunt")
     known = {one.name for one in (*gpuhunt.KNOWN_NVIDIA_GPUS, *gpuhunt.KNOWN_AMD_GPUS)}
