@@ -26,7 +26,7 @@ PYODIDE = ROOT / "build" / "pyodide"
 VERSION = "314.0.7"
 _SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
 _PARTS = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-_LIBRARIES = ("click", "yaml", "jinja2", "markupsafe", "typing_extensions")
+LIBRARIES = ("click", "yaml", "jinja2", "markupsafe", "typing_extensions")
 _LEFT_OUT = ("rehearsal", "trace", "doctor", "tuner", "snapshots")
 """Rooms of which no plan without a script loads anything."""
 
@@ -67,7 +67,7 @@ def on_post_build(config: Mapping[str, Any]) -> None:
         for name in ("templates", "recipes"):
             for path in sorted((ROOT / name).iterdir()):
                 packed.write(path, Path("zerokit", "_data") / path.relative_to(ROOT))
-        for library in _LIBRARIES:
+        for library in LIBRARIES:
             spec = importlib.util.find_spec(library)
             assert spec is not None and spec.origin is not None
             origin = Path(spec.origin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import http.server
+import importlib.util
 import os
 import random
 import subprocess
@@ -21,7 +22,6 @@ from tools import calculator
 from zerokit.catalog import gpus, models
 
 _LOADS_SECONDS, _ANSWERS_SECONDS = 60_000, 60_000
-_NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,19 @@ def answered(page: Any) -> str:
 
 
 def command(folder: Path, words: list[str]) -> str:
-    """What the command prints on a machine without torch: its plan, or its error."""
-    (folder / "without").mkdir(exist_ok=True)
-    (folder / "without" / "sitecustomize.py").write_text(_NO_TORCH)
+    """What the command prints on a machine with its own libraries alone: its plan, or its error."""
+    libraries = folder / "libraries"
+    if not libraries.is_dir():
+        libraries.mkdir()
+        for name in calculator.LIBRARIES:
+            found = Path(str(importlib.util.find_spec(name).origin))  # type: ignore[union-attr]
+            found = found.parent if found.name == "__init__.py" else found
+            (libraries / found.name).symlink_to(found)
     here = folder / str(time.monotonic_ns())
     here.mkdir()
-    path = os.pathsep.join([str(folder / "without"), str(calculator.ROOT)])
+    path = os.pathsep.join([str(calculator.ROOT), str(libraries)])
     done = subprocess.run(
-        [sys.executable, "-m", "zerokit", "plan", *words], cwd=here, capture_output=True, text=True,
+        [sys.executable, "-S", "-m", "zerokit", "plan", *words], cwd=here, capture_output=True, text=True,
         check=False, env={**{n: v for n, v in os.environ.items() if n != "COLUMNS"}, "PYTHONPATH": path},
     )  # fmt: skip
     return done.stderr if done.returncode else done.stdout
