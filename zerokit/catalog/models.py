@@ -133,6 +133,14 @@ def lookup(text: str) -> CatalogModel:
     return resolve(text)[0]
 
 
+def is_same(text: str, other: str) -> bool:
+    """Whether two names, of any organisation, mean one model of the catalogue."""
+    try:
+        return lookup(text.rpartition("/")[2]).name == lookup(other.rpartition("/")[2]).name
+    except InputError:
+        return False
+
+
 def resolve(text: str, option: str = "⟨model⟩ ") -> tuple[CatalogModel, tuple[str, ...]]:
     """The model that a name means, and what was taken for what where the name is not the catalogue's.
 

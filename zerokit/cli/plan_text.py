@@ -29,6 +29,7 @@ from zerokit.search.explain import (
     strategy_words,
 )
 from zerokit.search.plan import WHAT_WOULD_FIT
+from zerokit.trainer_files import KEPT
 from zerokit.trainer_files import NOTES as OF_FILE
 from zerokit.units import counted, format_gib, format_seconds
 from zerokit.values import frozen_dataclass
@@ -258,7 +259,8 @@ def _changed(result: PlanResult) -> list[str]:
         f"{one.key}: {_as_yaml(one.before)} -> {_as_yaml(one.after)} ({one.why})" for one in result.changes
     ]
     title = f"Changed in {result.trainer_file.path}"
-    return [heading(title), *bullets(told or ["nothing: it runs as the plan does"])]
+    nothing = "nothing" if with_id(result.plan.assumptions, KEPT) else "nothing: it runs as the plan does"
+    return [heading(title), *bullets(told or [nothing])]
 
 
 def _as_yaml(value: object) -> str:

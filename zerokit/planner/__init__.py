@@ -92,7 +92,7 @@ def plan(
     said = requested  # by words and recipe, before a trainer's file
     with _said_by_key(file, said):
         if file is not None:
-            from zerokit.planner.trainer_file import job_options, notes_on, searched_values
+            from zerokit.planner.trainer_file import job_options, kept_of, notes_on, searched_values
 
             requested = job_options(file, requested)
             if "fsdp" in file.engine and not requested.get("engine"):
@@ -111,7 +111,7 @@ def plan(
                 return plain if out is None else replace(plain, files=plain.write(out, say))
     notes = notes_of("unread", unread(requested, [planned.chosen.strategy]))
     if file is not None:
-        notes = (*notes_on(file), *notes)
+        notes = (*notes_on(file), *kept_of(file, said), *notes)
     if before is not None:
         notes = (Note("not-rehearsed", before.note), *notes)
     tracing = trace_command(resolved.options, planned.chosen.strategy)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerokit.catalog import models
 from zerokit.domain.fsdp2_config import from_arguments
 from zerokit.errors import InputError, about
 from zerokit.linter.arguments_file import find_beside
@@ -15,13 +16,19 @@ from zerokit.planner.accelerate_file import Fsdp2File, read_accelerate_file, who
 from zerokit.planner.effects import IN_FILE
 from zerokit.planner.hardware import hardware, integer
 from zerokit.planner.one_strategy import StrategyFile, open_options, read_strategy_file, settings_beside
-from zerokit.planner.options import as_text
+from zerokit.planner.options import BY_NAME, as_text
 from zerokit.planner.request import resolve_optimizer
-from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
+from zerokit.trainer_files import KEPT, NOT_MODELLED, UNKNOWN_KEY
 from zerokit.trainer_files.reading import TrainerFile
 
 _SEARCHED = ("micro_batch", "gradient_accumulation", "checkpointing")
 """What a file says and a plan looks for."""
+_OF_JOB = tuple(
+    name
+    for name, option in BY_NAME.items()
+    if option.group in ("Model", "Job") and name not in (*_SEARCHED, "global_batch", "trainer", "inference")
+)
+"""What a file says of its job, and a plan neither looks for nor writes back."""
 _BATCH = ("global_batch", "micro_batch", "gradient_accumulation")
 
 
@@ -147,6 +154,25 @@ def notes_on(file: TrainerFile | None) -> tuple[Note, ...]:
         text = f"no keys of {file.trainer.title}: {keys}; `zerokit check` says more"
         notes.append(Note(UNKNOWN_KEY, text, level="warning"))
     return tuple(notes)
+
+
+def kept_of(file: TrainerFile, options: Mapping[str, Any]) -> tuple[Note, ...]:
+    """What was typed of the job otherwise than the file says: a plan does not write it there."""
+    kept, given = [], {**options, "seq_len": integer(options, "seq_len")}
+    for name in _OF_JOB:
+        typed, said = given.get(name), file.options.get(name)
+        if typed in (None, False) or as_text(typed) == as_text(said):
+            continue
+        if name == "model" and said and models.is_same(as_text(typed), as_text(said)):
+            continue
+        key = file.keys.get("model" if name == "params" else name, "such line")
+        line = file.document.value.get(key)
+        written = f"no {key}" if line is None else f"{key}: {as_text(line)}"
+        kept.append(f"{written} (⟨{name}⟩ {as_text(typed)})")
+    if not kept:
+        return ()
+    text = f"the plan is for what was typed, and {file.path} still says {', '.join(kept)}: change it there"
+    return (Note(KEPT, text, level="warning"),)
 
 
 def _said(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:

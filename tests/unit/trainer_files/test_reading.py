@@ -13,7 +13,7 @@ import zerokit
 from tests.support.trainer_files import HANDBOOK, LLAMA_FACTORY, QLORA, SWIFT, written
 from zerokit.cli import run
 from zerokit.errors import InputError
-from zerokit.trainer_files import NOT_MODELLED, UNKNOWN_KEY
+from zerokit.trainer_files import KEPT, NOT_MODELLED, UNKNOWN_KEY
 from zerokit.trainer_files.reading import as_arguments, read_trainer_file
 
 # the script's own bucket sizes do not matter to stage 0
@@ -244,3 +244,39 @@ def test_a_file_beside_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -
         zerokit.plan("train.py", file=written(QLORA), gpus=2, gpu="h200")
     assert run(["plan", "job.yml", "--gpus", "2", "--gpu", "h200", "--", "train.py"]) == 2
     assert "job.yml: a script after -- says the job itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({}, ""),
+        ({"model": "meta-llama/Llama-3.2-1B", "seq_len": 2048, "lora_rank": 32, "micro_batch": 1}, ""),
+        ({"global_batch": 64, "checkpointing": "none"}, ""),
+        ({"model": "qwen2.5-1.5b"}, "base_model: NousResearch/Llama-3.2-1B (--model qwen2.5-1.5b)"),
+        (
+            {"seq_len": 1024, "loss": "liger", "method": "lora"},
+            "sequence_len: 2048 (--seq-len 1024), adapter: qlora (--method lora), "
+            "no such line (--loss liger)",
+        ),
+    ],
+)
+def test_what_is_typed_otherwise_than_the_file_that_is_given_back_is_said(
+    typed: Mapping[str, Any], said: str
+) -> None:
+    """A plan is for what is typed, and the trainer's file would train something else."""
+    notes = zerokit.plan(file=written(QLORA), **{**HARDWARE, **typed}).to_dict()["notes"]
+    kept = [note for note in notes if note["id"] == KEPT]
+    assert [note["level"] for note in kept] == ["warning"] * bool(said)
+    parts = [part.strip(", ") for part in said.split("), ") if part]
+    assert all(part in note["text"] for note in kept for part in parts)
+    assert all(note["text"].count("(--") == len(parts) for note in kept)
+
+
+def test_a_plan_for_another_job_is_never_said_to_run_as_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = written(QLORA)
+    run(["plan", path, "--gpus", "1", "--gpu", "h200", "--dry-run", "--lora-rank", "8"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{path} still says lora_r: 32 (--lora-rank 8): change it there" in told
+    assert "it runs as the plan does" not in told
