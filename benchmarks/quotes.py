@@ -115,7 +115,7 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "README.md",
-        "Nine jobs on H200s ran {least} to {most} times as fast as planned than",
+        "Nine jobs on H200s ran {least} to {most} times as fast with a plan as",
         figures.race_of_jobs,
     ),
     (

@@ -17,6 +17,7 @@ from zerokit.fields import as_options
 from zerokit.fields import first as first_argument
 from zerokit.messages import program
 from zerokit.planner.options import BY_NAME, GROUPS
+from zerokit.trainer_files import ENDINGS
 
 _QUIET = ("-q", "--quiet")
 WORDS = "zerokit.words"
@@ -120,6 +121,9 @@ def stray(word: str, args: Sequence[str], more: str = "") -> str:
         values = [part.strip(", ") for part in (first, *args[at:end])]
         joined = ",".join(value for value in values if value)
         return f"{word}: join several values with commas, without a space: {option} {joined}"
+    files = [typed for typed in args if typed.endswith(ENDINGS) and "=" not in typed]
+    if word in files and len(files) > 1:
+        return f"{files[1]}: one file is answered for, and {files[0]} is named before it; leave one out"
     is_no_model = Path(word).is_file() and not word.endswith(".json")  # a log, say
     model = "NAME or --model PATH (its config.json)" if is_no_model else word
     return f"{word}: name a model with --model {model}{more}"

@@ -280,3 +280,14 @@ def test_a_plan_for_another_job_is_never_said_to_run_as_the_file(
     told = " ".join(capsys.readouterr().out.split())
     assert f"{path} still says lora_r: 32 (--lora-rank 8): change it there" in told
     assert "it runs as the plan does" not in told
+
+
+@pytest.mark.parametrize("command", [["plan", "--dry-run"], ["estimate"], ["size"]])
+def test_of_two_files_one_is_too_many(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(QLORA)
+    Path("second.yaml").write_text(QLORA)
+    assert run([*command, path, "second.yaml"]) == 2
+    said = capsys.readouterr()
+    assert (
+        not said.out and f"second.yaml: one file is answered for, and {path} is named before it" in said.err
+    )
