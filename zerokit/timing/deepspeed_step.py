@@ -54,6 +54,7 @@ class DeepSpeedStep(EngineStep):
     def __init__(self, spread: Spread) -> None:
         super().__init__(spread)
         self._tensor_of_an_element = self._mean_tensor_of_an_element()
+        self._orders: dict[tuple[int, bool], Zero3Order] = {}
         self._counted: dict[tuple[int, ZeroSettings, bool], _Zero3Counts] = {}
 
     def data_parallel(self, strategy: Strategy) -> Flow:
@@ -117,17 +118,16 @@ class DeepSpeedStep(EngineStep):
     def _zero_3(self, strategy: Strategy) -> _Zero3Counts:
         zero, parts = deepspeed(strategy.settings).zero, strategy.tensor_parallel
         full, job = self._job.method == "full", self._job
-        recomputes = strategy.checkpointing == "full" and not job.is_reentrant(strategy.settings)
+        recomputes = not full and strategy.checkpointing == "full" and not job.is_reentrant(strategy.settings)
         found = self._counted.get((parts, zero, recomputes))
         if found is None:
-            order = Zero3Order(
-                self._shape,
-                parts,
-                None if full else job.lora or Lora(),
-                narrow=job.has_narrow_adapters(strategy.settings),
-            )
+            narrow = job.has_narrow_adapters(strategy.settings)
+            order = self._orders.get((parts, narrow))
+            if order is None:
+                adapters = None if full else job.lora or Lora()
+                order = self._orders[parts, narrow] = Zero3Order(self._shape, parts, adapters, narrow=narrow)
             forward, backward = order.gathers(zero)
-            count, share = (0, 0.0) if full or not recomputes else order.anew(zero)
+            count, share = order.anew(zero) if recomputes else (0, 0.0)
             found = self._counted[parts, zero, recomputes] = _Zero3Counts(
                 forward=forward,
                 backward=backward,

@@ -16,7 +16,6 @@ reentrant checkpoint recomputes a layer before the backward of any of its module
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerokit.domain.deepspeed_settings import ZeroSettings
@@ -42,6 +41,14 @@ class _Tensor(NamedTuple):
     layered: bool = True
 
 
+class _Large(NamedTuple):
+    """Tensors above a threshold, their elements together, and how many are adapters'."""
+
+    tensors: list[_Tensor]
+    size: float
+    added: int
+
+
 class Zero3Order:
     """The weights of a model in the order in which ZeRO-3 gathers them, and their gradients in the other.
 
@@ -51,21 +58,24 @@ class Zero3Order:
     """
 
     def __init__(self, shape: ModelShape, parts: int, adapters: Lora | None, *, narrow: bool = False) -> None:
-        embedding = _Tensor(shape.vocab * shape.hidden, layered=False)
-        layers = [one for stack in shape.stacks for one in _layer(stack, shape, adapters) * stack.layers]
-        tensors = [embedding, *layers, *([] if shape.tied else [embedding])]
+        embedding = _Tensor(shape.vocab * shape.hidden / parts, layered=False)
+        self._tensors = [embedding]
+        for stack in shape.stacks:
+            layer = [one._replace(size=one.size / parts) for one in _layer(stack, shape, adapters)]
+            self._tensors += layer * stack.layers
+        self._tensors += [] if shape.tied else [embedding]
         self._layers = shape.layers
-        self._tensors = [one._replace(size=one.size / parts) for one in tensors]
         self._sizes = [one.size for one in self._tensors]
         self._weights = sum(self._sizes)
         self._narrow = narrow
+        self._above: dict[int, _Large] = {}
+        self._gathers: dict[tuple[int, int], tuple[int, int]] = {}
 
     def gathers(self, zero: ZeroSettings) -> tuple[float, float]:
         """Gathers of one micro-batch: in forward, and in backward, ``anew`` apart."""
-        large = self._large(zero)
-        joined = len(_filled(large, zero.prefetch_bucket_size))
+        count, joined = len(self._large(zero).tensors), self._joined(zero)[0]
         live = min(1.0, zero.max_live_parameters / self._weights)
-        beyond = min(float(len(large)), max(joined, _GATHERS_BEYOND * self._layers))
+        beyond = min(float(count), max(joined, _GATHERS_BEYOND * self._layers))
         forward = live * joined + (1 - live) * beyond
         reach = _KEPT_OF_REACH * min(zero.max_reuse_distance, zero.max_live_parameters)
         kept = min(1.0, reach / self._weights)
@@ -73,30 +83,51 @@ class Zero3Order:
 
     def dtypes(self, zero: ZeroSettings) -> float:
         """Collectives of a gather, on average."""
-        gathers = _filled(self._large(zero), zero.prefetch_bucket_size)
-        dtypes = sum(len({one.added and not self._narrow for one in gather}) for gather in gathers)
-        return dtypes / max(1, len(gathers))
+        gathers, collectives = self._joined(zero)
+        return collectives / max(1, gathers)
 
     def anew(self, zero: ZeroSettings) -> tuple[int, float]:
         """Frozen weights that a backward pass with adapters gathers again where it has recomputed with them:
         how many, and their share of all weights."""
-        sizes = [one.size for one in self._large(zero) if one.layered and not one.added]
+        sizes = [one.size for one in self._large(zero).tensors if one.layered and not one.added]
         return len(sizes), sum(sizes) / self._weights
 
     def adapters(self, zero: ZeroSettings) -> int:
         """Tensors of adapters that are released after each pass."""
-        return sum(one.added for one in self._large(zero))
+        return self._large(zero).added
 
     def released(self, zero: ZeroSettings) -> float:
         """Share of the weights that are not persistent."""
-        return sum(one.size for one in self._large(zero)) / self._weights
-
-    def _large(self, zero: ZeroSettings) -> list[_Tensor]:
-        return [one for one in self._tensors if one.size > zero.param_persistence_threshold]
+        return self._large(zero).size / self._weights
 
     def persistent(self, zero: ZeroSettings) -> int:
         """Tensors that are gathered one by one after an optimizer step, frozen ones too."""
-        return sum(size <= zero.param_persistence_threshold for size in self._sizes)
+        return len(self._sizes) - len(self._large(zero).tensors)
+
+    def _large(self, zero: ZeroSettings) -> _Large:
+        """What is gathered to be released. Mixtures have many thousands, and a search asks often."""
+        threshold = zero.param_persistence_threshold
+        if threshold not in self._above:
+            tensors = [one for one in self._tensors if one.size > threshold]
+            size, added = sum(one.size for one in tensors), sum(one.added for one in tensors)
+            self._above[threshold] = _Large(tensors, size, added)
+        return self._above[threshold]
+
+    def _joined(self, zero: ZeroSettings) -> tuple[int, int]:
+        """Gathers that join tensors until they reach the prefetch bucket, and their collectives."""
+        key = zero.param_persistence_threshold, zero.prefetch_bucket_size
+        if key not in self._gathers:
+            gathers, collectives, room = 0, 0, 0.0
+            met: set[bool] = set()
+            for size, added, _ in self._large(zero).tensors:
+                if room <= 0:
+                    gathers, room, met = gathers + 1, float(zero.prefetch_bucket_size), set()
+                wide = added and not self._narrow
+                collectives += wide not in met
+                met.add(wide)
+                room -= size
+            self._gathers[key] = gathers, collectives
+        return self._gathers[key]
 
     def reductions(self, zero: ZeroSettings) -> int:
         """Reduce-scatters of one micro-batch, all weights trained."""
@@ -106,19 +137,6 @@ class Zero3Order:
                 count, filled = count + 1, 0.0
             filled += size
         return count
-
-
-def _filled(tensors: Sequence[_Tensor], bucket: int) -> list[list[_Tensor]]:
-    """Gathers that join tensors until they reach the bucket."""
-    gathers: list[list[_Tensor]] = []
-    room = 0.0
-    for one in tensors:
-        if room <= 0:
-            gathers.append([])
-            room = bucket
-        gathers[-1].append(one)
-        room -= one.size
-    return gathers
 
 
 def _layer(stack: Stack, shape: ModelShape, adapters: Lora | None) -> list[_Tensor]:
