@@ -87,8 +87,8 @@ class Job:
         offload_activations: whether the script moves them to the host, as TRL does.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
         use_reentrant_checkpointing: whether its full checkpointing is reentrant; None: as its trainer's is.
-        checkpoints_calls: a checkpoint is of a layer's call, hooks included, as in Transformers before 5.23
-            (modeling_layers.py, ``GradientCheckpointingLayer``), not of its forward alone.
+        keeps_recomputed: the versions of Transformers and DeepSpeed are such that reentrant checkpoints keep
+            frozen weights under ZeRO-3 (``zerokit.memory.recomputed_weights``).
         trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
@@ -101,7 +101,7 @@ class Job:
     attention: str = "sdpa"
     attention_mask_given: bool = False
     use_reentrant_checkpointing: bool | None = None
-    checkpoints_calls: bool = False
+    keeps_recomputed: bool = False
     inference: bool = False
     quantization: str = "none"
     new_tokens: int | None = None

@@ -41,6 +41,7 @@ class Trainer:
             base, else a copy of the weights in the training dtype.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
+        older_deepspeed: whether it asks for a DeepSpeed before 0.19.3.
         looks_for_unused: whether DistributedDataParallel looks for adapters without a gradient.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
@@ -66,6 +67,7 @@ class Trainer:
     reference: bool = False
     gathers: bool = True
     waits: bool = False
+    older_deepspeed: bool = False
     looks_for_unused: bool = True
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -200,6 +202,7 @@ TRAINERS: Mapping[str, Trainer] = {
         lora_dropout=0.0,
         kbit_prepared=True,
         reentrant=True,
+        older_deepspeed=True,
         packages=("axolotl",),
         arguments={
             "lora": "adapter: {method}, lora_r: {rank}",
@@ -218,6 +221,7 @@ TRAINERS: Mapping[str, Trainer] = {
             "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
             "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
             "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
+            "older_deepspeed": "pyproject.toml, deepspeed>=0.18.6,<0.19.0",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
             "looks_for_unused": "axolotl/core/builders/causal.py:265",
             "not_counted": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
@@ -225,6 +229,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "llamafactory": Trainer(
         title="LLaMA-Factory 0.9.5",
+        older_deepspeed=True,
         loads_wide=("full",),
         looks_for_unused=False,
         lora_dropout=0.0,
@@ -242,6 +247,7 @@ TRAINERS: Mapping[str, Trainer] = {
             "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
             "loads_wide": "llamafactory/model/adapter.py, cast_trainable_params_to_fp32 (pure_bf16: False)",
             "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
+            "older_deepspeed": "requirements/deepspeed.txt, deepspeed>=0.10.0,<=0.18.4",
             "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
             "looks_for_unused": "llamafactory/hparams/parser.py:474",
             "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
@@ -249,6 +255,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "swift": Trainer(
         title="ms-swift 4.6",
+        older_deepspeed=True,
         reentrant=True,
         checkpointing="full",
         packages=("swift",),
@@ -263,6 +270,7 @@ TRAINERS: Mapping[str, Trainer] = {
         sources={
             "lora_dropout": "swift/arguments/tuner_args.py, lora_dropout: 0.05",
             "reentrant": "swift/trainers/mixin.py:951, but under DDP",
+            "older_deepspeed": "requirements/install_all.sh, deepspeed<0.19",
             "checkpointing": "swift/trainers/arguments.py:135, gradient_checkpointing: True",
             "double_quant": "swift/arguments/base_args/quant_args.py, bnb_4bit_use_double_quant: True",
         },

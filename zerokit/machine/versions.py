@@ -33,11 +33,23 @@ def installed(name: str) -> str | None:
     return None
 
 
-def checkpoints_calls() -> bool:
-    """Whether Transformers checkpoints a layer's call, hooks included, as before 5.23 (modeling_layers.py,
-    ``GradientCheckpointingLayer``); assumed where it is not installed."""
-    version = re.match(r"(\d+)\.(\d+)", installed("transformers") or "")
-    return version is None or (int(version[1]), int(version[2])) < (5, 23)
+def keeps_recomputed(older_deepspeed: bool) -> bool:
+    """Whether reentrant checkpoints keep frozen weights under ZeRO-3: DeepSpeed leaves them to another module
+    from 0.19.3 on (runtime/zero/partitioned_param_coordinator.py), and Transformers before 5.23 checkpoints a
+    layer's call, hooks included (modeling_layers.py, ``GradientCheckpointingLayer``).
+
+    Args:
+        older_deepspeed: what is assumed where DeepSpeed is not installed; of Transformers, the older one is.
+    """
+    deepspeed = _numbers("deepspeed")
+    is_older = older_deepspeed if deepspeed is None else deepspeed < (0, 19, 3)
+    return not is_older and (_numbers("transformers") or (0,)) < (5, 23)
+
+
+def _numbers(name: str) -> tuple[int, ...] | None:
+    """The first numbers of an installed version; None: not installed."""
+    found = re.findall(r"\d+", installed(name) or "")[:3]
+    return tuple(map(int, found)) or None
 
 
 def deepspeed_note() -> tuple[Note, ...]:

@@ -1,6 +1,6 @@
 """Frozen weights that ZeRO-3 gathers to compute a layer again, and what releases them.
 
-DeepSpeed leaves them to the module whose backward began last (0.19.8,
+DeepSpeed leaves them to the module whose backward began last (from 0.19.3 on,
 runtime/zero/partitioned_param_coordinator.py:393). Within a reentrant checkpoint of a layer's call, as of
 Transformers before 5.23, no hook of the layer has begun one: they are left to the whole model, and stay until
 its backward ends. Seen with 5.17 on two H200s (``qwen3-4b.lora.documented`` of
@@ -20,7 +20,7 @@ def stay(job: Job, strategy: Strategy) -> bool:
     is_reentrant = strategy.checkpointing == "full" and job.is_reentrant(settings)
     has_frozen = job.method != "full" and not job.inference
     divides = settings.divides_weights and strategy.zero_ranks > 1
-    return job.checkpoints_calls and is_reentrant and has_frozen and divides
+    return job.keeps_recomputed and is_reentrant and has_frozen and divides
 
 
 def notes(job: Job, strategy: Strategy) -> tuple[Note, ...]:
@@ -28,7 +28,8 @@ def notes(job: Job, strategy: Strategy) -> tuple[Note, ...]:
     if not stay(job, strategy):
         return ()
     text = (
-        "reentrant checkpoints of Transformers before 5.23: ZeRO-3 keeps every frozen weight that it gathers "
-        "until backward ends, and that is counted; ⟨reentrant⟩ off, or 5.23, releases them layer by layer"
+        "reentrant checkpoints of Transformers before 5.23, under DeepSpeed 0.19.3 or newer: ZeRO-3 keeps "
+        "every frozen weight that it gathers until backward ends, and that is counted; ⟨reentrant⟩ off, or "
+        "Transformers 5.23, releases them layer by layer"
     )
     return (Note("recomputed-weights-stay", text),)

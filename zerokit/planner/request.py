@@ -272,7 +272,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         torch_adam=options.get("optimizer") == TORCH_ADAMW,
         attention=attention,
         loss=loss,
-        checkpoints_calls=versions.checkpoints_calls(),
+        keeps_recomputed=versions.keeps_recomputed(row.older_deepspeed),
         use_reentrant_checkpointing={"on": True, "off": False}.get(choice(options, "reentrant") or ""),
         offload_activations=bool(options.get("offload_activations")),
         inference=inference,

@@ -95,6 +95,12 @@ def _takes_settings(request: Request) -> bool:
     return request.precision != "fp32" and _trains_with_adam(request)
 
 
+def _is_reentrant(job: Job) -> bool:
+    """Whether the job asks for it, or its trainer does."""
+    asked = job.use_reentrant_checkpointing
+    return job.defaults.reentrant if asked is None else asked
+
+
 def _twice_the_gpus(request: Request) -> Request:
     cluster, gpus = request.cluster, 2 * request.cluster.gpus
     nodes = cluster.nodes if gpus // cluster.nodes <= cluster.gpu.max_gpus_per_node else 2 * cluster.nodes
@@ -190,6 +196,15 @@ REMEDIES = (
         needs="adapters without dropout",
         where=lambda request: request.job.lora is not None,
         made=lambda request: _of_job(request, lora=replace(request.job.lora, dropout=0.0)),
+    ),
+    Remedy(
+        title="⟨reentrant⟩ off",
+        needs="checkpoints that are not reentrant, so that ZeRO-3 lets go of frozen weights",
+        where=lambda request: (
+            request.job.keeps_recomputed and request.job.method != "full" and _is_reentrant(request.job)
+        ),
+        made=lambda request: _of_job(request, use_reentrant_checkpointing=False),
+        told="first",
     ),
     Remedy(
         title="⟨vision_tower⟩ frozen",

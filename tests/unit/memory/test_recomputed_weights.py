@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import zerokit
+from zerokit.errors import NothingFits
 from zerokit.machine import versions
 
 ROWS = Path(__file__).parents[3] / "benchmarks" / "measure" / "data" / "race.jsonl"
@@ -26,30 +27,42 @@ def row() -> dict[str, Any]:
 
 
 def peak(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, row: dict[str, Any], version: str | None, **more: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, row: dict[str, Any], installed: str, **more: Any
 ) -> tuple[int, set[str]]:
-    """Of an estimate with this version of Transformers, and the ids of its notes."""
-    monkeypatch.setattr(versions, "installed", {"transformers": version}.get)
+    """Of an estimate with these versions of Transformers and DeepSpeed, and the ids of its notes."""
+    named = dict(zip(("transformers", "deepspeed"), installed.split(), strict=False))
+    monkeypatch.setattr(versions, "installed", named.get)
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(row["deepspeed_config"]))
     found = zerokit.estimate(**ASKED | {"deepspeed": str(file), "reentrant": "on"} | more).to_dict()
     return found["peak_allocated_bytes"], {note["id"] for note in found["notes"]}
 
 
-@pytest.mark.parametrize("version", ["5.17.0", None])
+@pytest.mark.parametrize(
+    ("installed", "more"),
+    [("5.17.0 0.19.8", {}), ("5.17.0 0.19.8", {"trainer": "llamafactory"}), ("5.17.0", {}), ("", {})],
+)
 def test_they_stay_until_backward_ends(
-    version: str | None, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installed: str, more: dict[str, str], row: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found, notes = peak(monkeypatch, tmp_path, row, version)
+    found, notes = peak(monkeypatch, tmp_path, row, installed, **more)
     assert found == pytest.approx(row["peak_allocated_bytes"][0], rel=0.005)
     assert "recomputed-weights-stay" in notes
 
 
-@pytest.mark.parametrize(("version", "more"), [("5.23.0", {}), ("5.17.0", {"reentrant": "off"})])
+@pytest.mark.parametrize(
+    ("installed", "more"),
+    [
+        ("5.23.0 0.19.8", {}),
+        ("5.17.0 0.19.2", {}),
+        ("5.17.0 0.19.8", {"reentrant": "off"}),
+        ("", {"trainer": "llamafactory"}),  # which asks for an older DeepSpeed
+    ],
+)
 def test_they_go_layer_by_layer(
-    version: str, more: dict[str, str], row: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installed: str, more: dict[str, str], row: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found, notes = peak(monkeypatch, tmp_path, row, version, **more)
+    found, notes = peak(monkeypatch, tmp_path, row, installed, **more)
     assert found < 0.9 * row["peak_allocated_bytes"][0] and "recomputed-weights-stay" not in notes
 
 
@@ -58,6 +71,14 @@ def test_closed_form_counts_them_too(
 ) -> None:
     """Of a model of that size which nobody traced."""
     more = {"model": None, "params": "4.022b"}
-    stays, _ = peak(monkeypatch, tmp_path, row, "5.17.0", **more)
-    goes, _ = peak(monkeypatch, tmp_path, row, "5.23.0", **more)
+    stays, _ = peak(monkeypatch, tmp_path, row, "5.17.0 0.19.8", **more)
+    goes, _ = peak(monkeypatch, tmp_path, row, "5.23.0 0.19.8", **more)
     assert stays > goes and stays > 2 * 4.022e9 * 1.5  # all of them in 16 bits, and a rank's half
+
+
+def test_letting_go_of_them_is_named_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", {}.get)
+    job = {"model": "llama-3.1-70b", "gpus": 8, "gpu": "h100", "method": "lora", "zero": 3}
+    with pytest.raises(NothingFits, match="reentrant off: ZeRO-3"):
+        zerokit.plan(**job, checkpointing="full", reentrant="on")
+    assert zerokit.plan(**job, checkpointing="full", reentrant="off").chosen.estimate.fits
