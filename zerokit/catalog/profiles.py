@@ -17,6 +17,7 @@ others stayed within half a percent. Models of the two may have a profile for ea
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -61,15 +62,15 @@ def alike(model_type: str, one: str, other: str) -> bool:
     return not any(is_before(older, at) and not is_before(newer, at) for at in CHANGED.get(model_type, ()))
 
 
-def is_before(version: str, release: str) -> bool:
-    """Whether a version is older than a release: 5.19.1 than 5.20."""
-    return _release(version) < _release(release)
+def is_before(version: str, release: str, places: int = 2) -> bool:
+    """Whether a version is older than a release, by so many numbers: 5.19.1 than 5.20."""
+    return _release(version, places) < _release(release, places)
 
 
-def _release(version: str) -> tuple[int, ...]:
+def _release(version: str, places: int = 2) -> tuple[int, ...]:
     """``(5, 19)`` of ``5.19.1``; empty, before all, where it is no number."""
-    parts = version.split(".")[:2]
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+    parts = [re.match(r"\d+", part) for part in version.split(".")[:places]]
+    return tuple(int(part[0]) for part in parts if part) if all(parts) else ()
 
 
 FOLDER = Path(__file__).parent / "profiles"

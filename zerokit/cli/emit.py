@@ -12,6 +12,7 @@ import click
 from zerokit.cli.base import Group, ScriptCommand, no_script
 from zerokit.cli.say import say
 from zerokit.commands import DEFAULT_FOLDER
+from zerokit.emit.jobs import SERVICES
 from zerokit.errors import InputError
 
 if TYPE_CHECKING:
@@ -159,38 +160,37 @@ def kubernetes_command(job: JobScript, image: str, name: str, gpu_resource: str,
     _write(text, out)
 
 
-_name = click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the job.")
-_image = click.option(
-    "--image", default="", metavar="IMAGE", help="The container image with what SCRIPT imports."
-)
-_gpu_name = click.option(
-    "--gpu-name", metavar="NAME", help="What the service calls the GPU. [default: as known]"
+_OF_SERVICES = {
+    "name": click.option("--name", default="zerokit", show_default=True, metavar="NAME", help="Of the job."),
+    "image": click.option(
+        "--image", default="", metavar="IMAGE", help="The container image with what SCRIPT imports."
+    ),
+    "gpu_name": click.option(
+        "--gpu-name", metavar="NAME", help="What the service calls the GPU. [default: as known]"
+    ),
+}
+_SENT = (
+    "One torchrun (under FSDP2 one accelerate launch) on each node. SCRIPT and the plan's folder are sent "
+    "with the folder where the job is started, in which SCRIPT is a relative path."
 )
 
 
-def _add_service(service: str, title: str, more: str, *options: Callable[..., Any]) -> None:
+def _add_service(service: str) -> None:
     def service_command(job: JobScript, out: str | None, **options: Any) -> None:
         from zerokit.launcher import job_files
 
         _write(job_files.service_file(job, service, say=say, **options), out)
 
+    row = SERVICES[service]
     taking: Callable[..., None] = _for_job(_out(service_command))
-    for decorate in reversed(options):
-        taking = decorate(taking)
-    help = f"{title}\n\n{_SENT} {more}"
+    for name in reversed(row.takes):
+        taking = _OF_SERVICES[name](taking)
+    help = f"{row.title}.\n\n{_SENT} Start it with: {row.start}"
     command.command(service, cls=ScriptCommand, context_settings=_SCRIPT, help=help)(taking)
 
 
-_SENT = (
-    "One torchrun (under FSDP2 one accelerate launch) on each node. SCRIPT and the plan's folder are sent "
-    "with the folder where the job is started, in which SCRIPT is a relative path."
-)
-_add_service("skypilot", "A SkyPilot task.", "Start it with: sky launch FILE", _name, _image, _gpu_name)
-_add_service("dstack", "A dstack task.", "Start it with: dstack apply -f FILE", _name, _image, _gpu_name)
-_add_service(
-    "torchx", "A TorchX component.", "Start it with: torchx run -s SCHEDULER FILE:train", _name, _image
-)
-_add_service("ray", "A driver for Ray.", "Start it with: ray job submit --working-dir . -- python FILE")
+for _service in SERVICES:
+    _add_service(_service)
 
 
 def _write(text: str, out: str | None) -> None:

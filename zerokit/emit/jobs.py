@@ -13,6 +13,7 @@ from zerokit import resources
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
 from zerokit.units import counted
+from zerokit.values import frozen_dataclass
 
 STYLES = ("raw", "trainer", "accelerate", "none")
 """How the script takes its configuration; ``none``: the command says it already, or nothing does."""
@@ -185,10 +186,44 @@ def kubernetes_manifest(
     )
 
 
-SERVICES: Mapping[str, str] = {
-    "skypilot": "skypilot.yaml.j2", "dstack": "dstack.yaml.j2", "torchx": "torchx.py.j2", "ray": "ray.py.j2",
+@frozen_dataclass
+class Service:
+    """What starts jobs elsewhere.
+
+    Attributes:
+        title: of its file. start: the command that starts a FILE. template: of the file.
+        takes: options that the file has a place for.
+    """
+
+    title: str
+    start: str
+    template: str
+    takes: tuple[str, ...] = ()
+
+    @property
+    def finds_nodes(self) -> bool:
+        """Whether it looks for nodes with the GPU that it is told, and installs requirements.txt there."""
+        return "gpu_name" in self.takes
+
+
+SERVICES: Mapping[str, Service] = {
+    "skypilot": Service(
+        title="A SkyPilot task", start="sky launch FILE", template="skypilot.yaml.j2",
+        takes=("name", "image", "gpu_name"),
+    ),
+    "dstack": Service(
+        title="A dstack task", start="dstack apply -f FILE", template="dstack.yaml.j2",
+        takes=("name", "image", "gpu_name"),
+    ),
+    "torchx": Service(
+        title="A TorchX component", start="torchx run -s SCHEDULER FILE:train", template="torchx.py.j2",
+        takes=("name", "image"),
+    ),
+    "ray": Service(
+        title="A driver for Ray", start="ray job submit --working-dir . -- python FILE",
+        template="ray.py.j2",
+    ),
 }  # fmt: skip
-"""What starts jobs on nodes that it finds itself, and the template of its file."""
 
 
 def check_service(name: str, image: str) -> None:
@@ -238,9 +273,9 @@ def service_file(
     )
     nodes_of_gpus = f"{counted(nodes, 'node')} of {counted(sizes['gpus_per_node'], 'GPU')}"
     return render(
-        SERVICES[service],
+        SERVICES[service].template,
         **sizes,
-        nodes_of_gpus=nodes_of_gpus + " each" * (nodes > 1),
+        heading=f"{nodes_of_gpus}{' each' * (nodes > 1)}. Start with: {SERVICES[service].start}",
         start=start,
         name=name,
         image=image,

@@ -25,10 +25,6 @@ from zerokit.script.reader import STYLE_WORDS, STYLES, ScriptFacts, read_script
 from zerokit.values import frozen_dataclass
 
 Say = Callable[[str], None]
-_FIND_NODES = ("skypilot", "dstack")
-"""Services that look for nodes with the GPU that they are told, and install a ``requirements.txt`` there."""
-_WITHOUT = {"torchx": "no ⟨image⟩: ", "ray": ""}
-"""What would bring the script's imports, and is not there."""
 
 
 @frozen_dataclass
@@ -168,13 +164,14 @@ def service_file(
                 f"{path}: it is not in this folder, which {service} sends to the nodes; put it here, and "
                 "name it by its path from here"
             )
-    finds_nodes = service in _FIND_NODES
+    row = jobs.SERVICES[service]
     named = gpu_name or gpus.sold_as(plan.gpu, service)
-    if named is None and finds_nodes:
+    if named is None and row.finds_nodes:
         raise InputError(f"{plan.gpu}: what {service} calls it is not known; say it with ⟨gpu_name⟩")
-    requirements = "requirements.txt" if finds_nodes and Path("requirements.txt").is_file() else ""
+    requirements = "requirements.txt" if row.finds_nodes and Path("requirements.txt").is_file() else ""
     if not (requirements or image):
-        without = _WITHOUT.get(service, "neither ⟨image⟩ nor a requirements.txt here: ")
+        missing = ["⟨image⟩"] * ("image" in row.takes) + ["requirements.txt here"] * row.finds_nodes
+        without = f"no {' and no '.join(missing)}: " if missing else ""
         say(f"{without}the nodes must have what the script imports")
     return jobs.service_file(
         service,

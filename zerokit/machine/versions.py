@@ -41,15 +41,11 @@ def keeps_recomputed(older_deepspeed: bool) -> bool:
     Args:
         older_deepspeed: what is assumed where DeepSpeed is not installed; of Transformers, the older one is.
     """
-    deepspeed = _numbers("deepspeed")
-    is_older = older_deepspeed if deepspeed is None else deepspeed < (0, 19, 3)
-    return not is_older and (_numbers("transformers") or (0,)) < (5, 23)
+    from zerokit.catalog.profiles import is_before
 
-
-def _numbers(name: str) -> tuple[int, ...] | None:
-    """The first numbers of an installed version; None: not installed."""
-    found = re.findall(r"\d+", installed(name) or "")[:3]
-    return tuple(map(int, found)) or None
+    deepspeed = installed("deepspeed")
+    is_older = older_deepspeed if deepspeed is None else is_before(deepspeed, "0.19.3", places=3)
+    return not is_older and is_before(installed("transformers") or "", "5.23")
 
 
 def deepspeed_note() -> tuple[Note, ...]:
