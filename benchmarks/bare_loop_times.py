@@ -57,6 +57,7 @@ def _model(case: Mapping[str, Any], host: HostSpeed, gpu: str = "h200") -> tuple
 class Loop:
     """A measured row as predicted. Seconds; ``low`` and ``high`` as the probe's rounds spread."""
 
+    engine: str
     host: HostSpeed
     measured: float
     seconds: float
@@ -84,6 +85,7 @@ def _loop(row: Mapping[str, Any]) -> Loop:
     model, strategy = _model(row, host)
     of_host = next(iter(unmeasured(model, strategy)))
     return Loop(
+        engine=strategy.settings.title,
         host=host,
         measured=row["step_seconds_median"],
         seconds=model.estimate(strategy).step_seconds,
@@ -119,8 +121,7 @@ def main() -> None:
             print(f"{row['id']:<34} {said}")
             continue
         loop = _loop(row)
-        stage = row["deepspeed_config"]["zero_optimization"]["stage"]
-        errors.setdefault("ZeRO-3" if stage == 3 else "ZeRO-0 to 2", []).append(loop.error)
+        errors.setdefault(loop.engine, []).append(loop.error)
         steps, host = sorted(row["step_seconds"]), loop.host
         print(
             f"{row['id']:<34} host {host.factor:.2f} ({host.low:.2f} to {host.high:.2f})  "

@@ -11,9 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerokit.domain.ddp_settings import DdpSettings
 from zerokit.domain.deepspeed_settings import from_config
+from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.strategy import Strategy
+from zerokit.domain.training_settings import TrainingSettings
 from zerokit.errors import InputError
 
 DEFAULTS: dict[str, Any] = {
@@ -104,10 +107,23 @@ def _checkpointing(value: bool | str) -> str:
     return value if isinstance(value, str) else "full" if value else "none"
 
 
+def _settings(case: Mapping[str, Any]) -> TrainingSettings:
+    engine = case.get("engine", "deepspeed")
+    if engine == "deepspeed":
+        settings = from_config(case["deepspeed_config"])
+        return replace(settings, gradient_accumulation=case["gradient_accumulation"])
+    of_batch = {name: case[name] for name in ("micro_batch", "gradient_accumulation")}
+    if engine == "none":
+        wide = 4 if case["weights_loaded_as"] == "fp32" else 2
+        return DdpSettings(precision="bf16", **of_batch, weight_bytes=wide, autocast=True)
+    own = dict(case["fsdp2"] or {})
+    own["offload"] = own.pop("cpu_offload", False)
+    return Fsdp2Settings(precision="bf16", **of_batch, **own)
+
+
 def job_and_strategy(case: Mapping[str, Any]) -> tuple[Job, Strategy]:
     """What the memory model is asked about a case or a measured row."""
-    settings = from_config(case["deepspeed_config"])
-    settings = replace(settings, gradient_accumulation=case["gradient_accumulation"])
+    settings = _settings(case)
     strategy = Strategy(
         settings=settings,
         data_parallel=case["world_size"] // case["tensor_parallel"],
