@@ -166,8 +166,7 @@ ROWS = [
         demand="told in the report and its `why`; the slow rank, its seconds and its phase",
         tests={"tests/faults/test_doubtful_training.py": ("",)}),
     Row(name="28", inject="a run that fails once, or twice in the same way, with `--max-restarts`",
-        demand="goes on from the newest complete checkpoint; a verdict for each attempt; 0 left; on fewer "
-        "ranks after the conversion that is named",
+        demand="goes on from the newest complete checkpoint; a verdict for each attempt; 0 left",
         tests={"tests/faults/test_restarts.py": ("",)}),
     Row(name="29", inject="SIGSTOP to the guard and to the launcher",
         demand="continued, and said: nobody waits for them without end",

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checkpoints import write_run_with_checkpoint
 from tests.support.packages import needs
 from tests.support.pages import ROOT, lay_out, lay_out_hub, lay_out_snapshots, sh_commands, write_failed_run
 
@@ -34,6 +35,7 @@ ANY_PLAN = "zerokit plan --model qwen2.5-1.5b --gpus 8 --gpu h100-sxm-80gb"
 IS_SLOW = re.compile(r"zerokit rehearse |-m trl\.|--(out|plan) (cpu-plan|dpo-plan|plan)( |$)")
 REHEARSAL = "docs/rehearsal.md"
 EXPLAIN = "docs/guide/explain.md"
+LAUNCH = "docs/guide/launch.md"
 FROM_THE_HUB = (REHEARSAL, "docs/quickstart/trl.md")  # every command of theirs is slow
 FAILED_RUN = Path("runs/20260131-120000-train")
 PACKAGING = "tests/test_packaging.py::test_nothing_but_the_base_dependencies_is_there"
@@ -144,7 +146,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"more than in before\.pickle \+60\.0 MiB activations Block",
         r"backward .* predicted 0\.42 GiB",
     ),
-    "docs/guide/launch.md": (DRY + " --num_train_epochs 3",),
+    LAUNCH: (
+        DRY + " --num_train_epochs 3",
+        r"made again for 2: .*takes .* of disk.*ZEROKIT_UNIVERSAL=\S+global_step200 ",
+    ),
     "docs/out-of-memory.md": (
         r"rank 1.*backward.*2\.0.*GiB.*lm_head.*next-plan",
         DRY + " --num_train_epochs 3",
@@ -249,6 +254,8 @@ class Folders:
             shutil.copytree(folder / "zerokit-plan", folder / "out")
         if command.page == EXPLAIN:
             lay_out_snapshots(folder)
+        if command.page == LAUNCH:
+            write_run_with_checkpoint(folder / "runs" / "first", folder / "out" / "checkpoint-200", ranks=4)
         write_failed_run(folder / FAILED_RUN, folder / "zerokit-plan")
         if command.page in FROM_THE_HUB:
             lay_out_hub(folder)

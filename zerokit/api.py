@@ -342,6 +342,10 @@ def run_launch(
         plan_recipe=planner.plan_recipe_into, say=listener.say,
     )  # fmt: skip
     options = LaunchOptions.of(asked, target=target, plan=plan, show_progress=show_progress)
+    if asked.resume is not None:
+        from zerokit.launcher.resume import resuming
+
+        options = resuming(options, planner.plan_into, listener.say)
     if asked.dry_run:
         return attempts.dry_run(options, listener.say)
     from zerokit.rehearsal.of_launch import BEFORE_SECONDS, MOST_SECONDS, LaunchRehearsals

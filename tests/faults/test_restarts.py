@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +9,6 @@ import pytest
 
 from tests.faults.conftest import PROGRAMS, Launch, Run
 from tests.support.plans import write_plan
-from zerokit.launcher.restarts import Checkpoint, on_fewer
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 ONCE = """
@@ -100,27 +96,3 @@ def test_it_goes_on_from_the_newest_checkpoint(
         assert not run.left()
     finally:
         run.clean_up()
-
-
-@pytest.mark.slow
-def test_a_converted_checkpoint_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
-    """What is told where a node is gone does what it says, with real DeepSpeed."""
-    pytest.importorskip("deepspeed")
-    (tmp_path / "died").touch()
-
-    def launch(ranks: int, *arguments: str) -> str:
-        options = ["--num-ranks", str(ranks), "--style", "none", str(SCRIPTS / "comes_back.py"), *arguments]
-        run = Run(Path(sys.executable), tmp_path, options, {})
-        try:
-            code, out, err = run.end(400)
-            assert code == 0, err
-            return out
-        finally:
-            run.clean_up()
-
-    launch(2)
-    checkpoint = Checkpoint(kind="deepspeed", folder=tmp_path / "ckpt", tag="global_step4", step=4)
-    command = on_fewer(checkpoint, 2).split("`")[1]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    subprocess.run(shlex.split(command), env=environment, cwd=tmp_path, check=True, timeout=400)
-    assert "resumed at 4" in launch(1, "--load", "ckpt", "--universal")

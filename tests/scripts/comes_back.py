@@ -13,16 +13,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--load")
     parser.add_argument("--error", action="store_true")
-    parser.add_argument("--universal", action="store_true")
     args, _ = parser.parse_known_args()
     deepspeed.init_distributed(dist_backend="gloo")
     config = {
+        "train_batch_size": 4,
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_optimization": {"stage": 2},
     }
-    if args.universal:
-        config["checkpoint"] = {"load_universal": True}
     model = torch.nn.Linear(8, 8)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     if args.load:

@@ -5,6 +5,7 @@ and signals that reach it while its report is written.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zerokit.errors import InputError, NodeUnusable, ReportNotWritten
 from zerokit.fields import as_options, silent
 from zerokit.launcher import replan, restarts
+from zerokit.launcher.checkpoint import newest_checkpoint
 from zerokit.launcher.launch import HostSpeeds, Launch, Rehearsals, Say
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
@@ -146,6 +148,8 @@ def dry_run(options: LaunchOptions, say: Say) -> DryRun:
     run_dir = Path(options.run_dir or "runs/<timestamp>-<script>").absolute()
     with ExitStack() as stack:
         launch = prepare(options, run_dir, stack, dry_run=True)
+        if options.point is not None:
+            options.point.make_ready(launch.expected_ranks, say, dry_run=True)
         for note in launch.notes:
             say(note.with_text(secrets.text(note)) if isinstance(note, Note) else secrets.text(note))
         return DryRun(
@@ -238,7 +242,7 @@ class _Session:
         for number in range(1, most + 1):
             if last.report.outcome in ("ok", "stopped") or last.told_to_end:
                 break
-            newer = restarts.newest_checkpoint(last.logs, last.launch.expected_ranks)
+            newer = newest_checkpoint(last.logs, last.launch.expected_ranks)
             reason = restarts.why_not(last.report, before if newer is None else None)
             if reason is not None:
                 self.say(f"⟨max_restarts⟩: no restart: {reason}")
@@ -257,7 +261,8 @@ class _Session:
             except (InputError, NodeUnusable) as error:  # the first failure stays the run's own
                 self.say(f"⟨max_restarts⟩: no restart: {error.marked}")
                 if checkpoint is not None and isinstance(error, NodeUnusable):
-                    self.say(restarts.on_fewer(checkpoint, last.launch.expected_ranks))
+                    run = shlex.quote(str(first.launch.run_dir))
+                    self.say(f"the same command with ⟨resume⟩ {run} ⟨gpus⟩ N goes on with fewer GPUs")
                 break
         return last
 
@@ -284,6 +289,8 @@ class _Session:
                 launch = prepare.prepare(options, run_dir, stack)
                 if self.rehearsals is not None and retry_of is None:
                     launch = self.rehearsals.before(launch, self.say)
+                if options.point is not None:
+                    options.point.make_ready(launch.expected_ranks, self.say)
                 if self.host_speeds is not None:
                     self.host_speeds.before(launch, self.say)
                 prepare.write_files(launch)

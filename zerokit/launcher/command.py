@@ -22,6 +22,7 @@ from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
 from zerokit.launcher.rank.memory_snapshots import SNAPSHOT_VARIABLE
+from zerokit.launcher.rank.resumed import RESUMED_VARIABLE, UNIVERSAL_VARIABLE
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.rank_start import THREADS_VARIABLE, cores_per_rank
@@ -96,6 +97,10 @@ def build(
         command.set_variables[STOP_VARIABLE] = str(options.stop_after_steps)
     if options.resume_from is not None:
         command.set_variables[RESUME_VARIABLE] = options.resume_from
+    if options.point is not None:
+        command.set_variables[RESUMED_VARIABLE] = str(options.point.checkpoint.path)
+        if (files := options.point.to_convert(placement.ranks)) is not None:
+            command.set_variables[UNIVERSAL_VARIABLE] = str(files.folder)
     if options.snapshot is not None:
         if placement.devices.kind == "cpu":
             raise InputError("⟨snapshot⟩ is of GPU memory, and these ranks run on CPUs")

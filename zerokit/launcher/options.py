@@ -14,6 +14,7 @@ from zerokit.launcher.backends import BACKENDS
 from zerokit.options import Option, check_options, one_of, seconds
 
 if TYPE_CHECKING:
+    from zerokit.launcher.checkpoint import ResumePoint
     from zerokit.planner.plan_result import PlanResult
     from zerokit.script.entry_points import Target
 
@@ -81,6 +82,8 @@ class LaunchArguments:
     resume_option: Annotated[str | None, Option("Failures", "OPTION")] = None
     """How the script takes a checkpoint: an option of its own, with {folder} and {tag} filled in where they
     stand in it. A Trainer needs none; empty: it finds its checkpoint by itself."""
+    resume: Annotated[PathLike | None, Option("Failures", "RUN")] = None
+    """Go on from the newest whole checkpoint of an earlier run, on as many ranks as this launch has."""
     retry_smaller: Annotated[bool, Option("Failures")] = False
     """After an out-of-memory error, run the next plan that would fit, at most 3 times."""
     snapshot: Annotated[str | None, Option("Failures", "WHEN", _moments)] = None
@@ -123,6 +126,7 @@ class LaunchOptions(LaunchArguments):
         stop_after_steps: every rank stops after so many optimizer steps; None: the script decides.
         limit_seconds: the run is ended after so long; None: never.
         resume_from: the checkpoint that a Trainer goes on from.
+        point: what ``resume`` names, where the run begins there.
     """
 
     target: "Target"
@@ -132,6 +136,7 @@ class LaunchOptions(LaunchArguments):
     stop_after_steps: int | None = None
     limit_seconds: float | None = None
     resume_from: str | None = None
+    point: "ResumePoint | None" = None
 
     @classmethod
     def of(cls, asked: LaunchArguments, **more: Any) -> "LaunchOptions":

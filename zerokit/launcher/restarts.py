@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from zerokit.errors import InputError
+from zerokit.launcher.checkpoint import Checkpoint, newest_checkpoint
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.report.schema import RunReport
-from zerokit.units import counted
 
 if TYPE_CHECKING:
     from zerokit.launcher.launch import Launch
@@ -21,34 +19,10 @@ if TYPE_CHECKING:
 _WORTH_IT = ("rank_failed", "hung", "launcher_lost")
 _USUAL_OPTION = "--resume_from_checkpoint"
 _FIELDS = ("{folder}", "{tag}")
-_KINDS = ("trainer", "accelerate", "deepspeed")
 
 
 class NoRestart(Exception):
     """Why a run is not started again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One that every rank finished writing; ``step``: the optimizer step of the first rank that wrote it.
-
-    ``kind``: who wrote it, ``trainer``, ``accelerate`` (``save_state``) or ``deepspeed``
-    (``save_checkpoint``), whose ``tag`` is the folder inside. ``folder``: as it was given to the call; of a
-    Trainer the ``checkpoint-N`` itself.
-    """
-
-    kind: str
-    folder: Path
-    tag: str | None
-    step: int
-
-    @property
-    def path(self) -> Path:
-        """Where its files are."""
-        return self.folder / self.tag if self.tag is not None else self.folder
-
-    def __str__(self) -> str:
-        return f"{self.path} (step {self.step})"
 
 
 def check_resume_option(option: str | None) -> None:
@@ -61,46 +35,6 @@ def check_resume_option(option: str | None) -> None:
         rest = rest.replace(field, "")
     if "{" in rest or "}" in rest:
         raise InputError(f"⟨resume_option⟩ {option}: only {' and '.join(_FIELDS)} can be filled in")
-
-
-def newest_checkpoint(logs: Mapping[int, RankLog], expected_ranks: int) -> Checkpoint | None:
-    """The last one that every rank has told of, and that is still there."""
-    by_rank = [_recorded_checkpoints(logs[rank].records) for rank in sorted(logs)]
-    if not by_rank or len(by_rank) < expected_ranks:
-        return None
-    of_others = [{(one.path, one.step) for one in rest} for rest in by_rank[1:]]
-    common = (one for one in reversed(by_rank[0]) if all((one.path, one.step) in them for them in of_others))
-    return next(filter(_is_whole, common), None)
-
-
-def _recorded_checkpoints(records: Iterable[Mapping[str, Any]]) -> list[Checkpoint]:
-    """A later one of the same place stands for the earlier: it was overwritten."""
-    by_path: dict[Path, Checkpoint] = {}
-    for record in records:
-        folder, tag, kind = record.get("folder"), record.get("tag"), record.get("kind")
-        if record.get("type") != "checkpoint" or not isinstance(folder, str) or kind not in _KINDS:
-            continue
-        step = record.get("step")
-        checkpoint = Checkpoint(
-            kind=str(kind),
-            folder=Path(folder),
-            tag=tag if isinstance(tag, str) else None,
-            step=step if isinstance(step, int) else 0,
-        )
-        by_path.pop(checkpoint.path, None)
-        by_path[checkpoint.path] = checkpoint
-    return list(by_path.values())
-
-
-def _is_whole(checkpoint: Checkpoint) -> bool:
-    try:
-        names = {path.name for path in checkpoint.path.iterdir()}
-    except OSError:
-        return False
-    if checkpoint.kind != "trainer":
-        return bool(names)
-    states = any(name.startswith(("global_step", "optimizer")) for name in names)  # not save_only_model
-    return states and "trainer_state.json" in names
 
 
 def why_not(report: RunReport, before: RunReport | None) -> str | None:
@@ -120,6 +54,7 @@ def why_not(report: RunReport, before: RunReport | None) -> str | None:
 def resumed(options: LaunchOptions, checkpoint: Checkpoint, script_options: Iterable[str]) -> LaunchOptions:
     """The launch that goes on from a checkpoint, with the first one's options and those that the script's
     parser knows. Raises NoRestart: nobody says how the script takes a checkpoint."""
+    options = replace(options, point=None)
     if checkpoint.kind == "trainer" and options.resume_option is None:
         return replace(options, resume_from=str(checkpoint.path))
     option = options.resume_option
@@ -170,26 +105,3 @@ def _words(option: str, checkpoint: Checkpoint) -> list[str]:
     if option.endswith("="):
         return [*words[:-1], f"{words[-1]}{checkpoint.folder}"]
     return [*words, str(checkpoint.folder)]
-
-
-def on_fewer(checkpoint: Checkpoint, ranks: int) -> str:
-    """How a run goes on whose machines are no longer all there: by hand.
-
-    ZeRO's optimizer states are cut for the ranks that wrote them; DeepSpeed's converter (0.19.8,
-    checkpoint/ds_to_universal.py) joins them.
-    """
-    states = sorted(checkpoint.path.rglob("*zero_pp_rank_*_optim_states.pt"))
-    if not states:
-        return f"to go on with fewer GPUs: {checkpoint} holds no optimizer states of ZeRO; resume it as it is"
-    folder = states[0].parent
-    command = (
-        f"{shlex.quote(sys.executable)} -m deepspeed.checkpoint.ds_to_universal "
-        f"--input_folder {shlex.quote(str(folder))} --output_folder {shlex.quote(f'{folder}_universal')} "
-        "--inject_missing_state"
-    )
-    return (
-        f"to go on with fewer GPUs: the optimizer states of {checkpoint} are cut for "
-        f"{counted(ranks, 'rank')}; convert them "
-        f'with `{command}`, plan for the GPUs left, set "checkpoint": {{"load_universal": true}} in '
-        f"the DeepSpeed configuration, and resume from {folder.parent}"
-    )

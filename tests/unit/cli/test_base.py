@@ -34,7 +34,8 @@ def test_quiet_leaves_warnings(command: str, capsys: pytest.CaptureFixture[str])
             "Plan": "--plan --no-plan --deepspeed --recipe --accept-mismatch",
             "Script": "--module --style --no-arguments --no-trackers",
             "Ranks": "--gpus --num-ranks --device --nodes --hostfile --master-port --launcher",
-            "Failures": "--heartbeat --grace --max-restarts --resume-option --retry-smaller --snapshot",
+            "Failures": "--heartbeat --grace --max-restarts --resume-option --resume --retry-smaller "
+            "--snapshot",
             "Prediction": "--no-rehearsal --rehearsal-seconds --unconfined --no-cache --no-host-probe",
             "Output": "--run-dir --show --dry-run --quiet --help",
         }),

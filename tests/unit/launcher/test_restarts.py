@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from zerokit.errors import InputError
+from zerokit.launcher.checkpoint import Checkpoint, newest_checkpoint
 from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.rank_file import RankLog
 from zerokit.launcher.restarts import (
-    Checkpoint,
     NoRestart,
     by_hand,
     check_resume_option,
-    newest_checkpoint,
-    on_fewer,
     resumed,
     why_not,
 )
@@ -95,17 +93,6 @@ def test_a_script_that_nobody_can_tell() -> None:
     assert known.target.arguments == ("--resume_from_checkpoint", "/c")
     trainer = Checkpoint(kind="trainer", folder=Path("/c/checkpoint-4"), tag=None, step=4)
     assert resumed(options, trainer, ()).resume_from == "/c/checkpoint-4"
-
-
-def test_what_is_to_be_done_on_fewer_gpus(tmp_path: Path) -> None:
-    trainer = Checkpoint(kind="trainer", folder=tmp_path / "checkpoint-4", tag=None, step=4)
-    (tmp_path / "checkpoint-4" / "global_step4").mkdir(parents=True)
-    (tmp_path / "checkpoint-4" / "optimizer.pt").touch()
-    assert "as it is" in on_fewer(trainer, 8)
-    (tmp_path / "checkpoint-4" / "global_step4" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
-    told = on_fewer(trainer, 8)
-    assert "cut for 8 ranks" in told and f"--input_folder {tmp_path}/checkpoint-4/global_step4 " in told
-    assert told.endswith(f"resume from {tmp_path}/checkpoint-4")
 
 
 def test_an_option_with_unknown_places_is_refused() -> None:

@@ -28,13 +28,14 @@ from zerokit.launcher.rank.memory_snapshots import MemorySnapshots
 from zerokit.launcher.rank.oom_record import OomWatch
 from zerokit.launcher.rank.plain_training import PlainTraining
 from zerokit.launcher.rank.probe import Probe
+from zerokit.launcher.rank.resumed import Resumed
 
 
 def install(probe: Probe, calls: Calls) -> PostImport:
     """Put the hooks for this rank."""
     oom, plain = OomWatch(probe, MemorySnapshots(probe)), PlainTraining(probe)
     calls.engines = lambda: [engine for reference in ENGINES if (engine := reference()) is not None]
-    saves = Checkpoints(probe)
+    saves, resumed = Checkpoints(probe), Resumed()
     hooks = merged(
         {
             "torch": functools.partial(_hook_torch, probe, oom),
@@ -49,6 +50,10 @@ def install(probe: Probe, calls: Calls) -> PostImport:
         phases.hooks(probe.inside),
         {"transformers.trainer": functools.partial(_tell_batches, probe)},
         {"transformers.trainer": saves.hook_trainer, "accelerate.accelerator": saves.hook_accelerate},
+        {
+            "transformers.trainer": resumed.hook_trainer,
+            "deepspeed.runtime.engine": lambda module: resumed.hook_engine(module.DeepSpeedEngine),
+        },
         probe.training.hooks(),
     )
     if probe.identity.device == "cpu":

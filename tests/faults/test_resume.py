@@ -1,0 +1,135 @@
+"""``--resume``: a run goes on with another number of ranks as if it had never been interrupted.
+
+Real DeepSpeed and FSDP2 on CPU ranks in fp32, a Trainer with two groups of parameters and a schedule: four
+ranks train to the end, and two, then four, go on from what they wrote on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import zerokit
+from tests.faults.conftest import Run
+from tests.support.packages import needs
+
+needs("deepspeed")
+needs("transformers")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+BAR = 1e-3
+SHAPE = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+STEPS, EVERY = 9, 3
+ARGUMENTS = (
+    str(SCRIPTS / "resumes_trainer.py"), "--output_dir", "out", "--max_steps", str(STEPS), "--save_steps",
+    str(EVERY), "--logging_steps", "1", "--learning_rate", "3e-3", "--report_to", "none", "--seed", "3",
+    "--weight_decay", "0.1",
+)  # fmt: skip
+
+
+def plan(folder: Path, stage: int | None) -> None:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    device = {"gpu": "h200", "engine": "fsdp2"} if stage is None else {"device": "cpu", "zero": str(stage)}
+    job = {"seq_len": 32, "global_batch": 8, "micro_batch": 2, "precision": "fp32"}
+    zerokit.plan(model=str(folder / "config.json"), gpus=4, out=folder / "plan", **device, **job)
+
+
+class Trained:
+    """The folder of a plan and the runs made there."""
+
+    def __init__(self, folder: Path, stage: int | None) -> None:
+        self.folder = folder
+        self.environment = {"AS_GPUS": "1"} if stage is None else {}
+        plan(folder, stage)
+
+    def launch(self, *options: str, arguments: tuple[str, ...] = ARGUMENTS) -> tuple[int, str, str]:
+        run = Run(Path(sys.executable), self.folder, [*options, *arguments], self.environment)
+        try:
+            return run.end(300)
+        finally:
+            run.clean_up()
+
+    def losses(self, name: str, *options: str) -> Mapping[int, float]:
+        code, out, err = self.launch("--run-dir", name, "--plan", "plan", *options)
+        assert code == 0, err
+        line = next(line for line in out.splitlines() if line.startswith("losses "))
+        return {int(step): loss for step, loss in json.loads(line.removeprefix("losses ")).items()}
+
+    def interrupted_at(self, step: int) -> None:
+        for later in range(step + EVERY, STEPS + 1, EVERY):
+            shutil.rmtree(self.folder / "out" / f"checkpoint-{later}")
+
+
+def close(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    return one.keys() == other.keys() and max(abs(one[step] - other[step]) for step in one) < BAR
+
+
+def test_two_ranks_go_on_where_four_were(tmp_path: Path) -> None:
+    trained = Trained(tmp_path, 3)
+    whole = trained.losses("first")
+    assert whole[STEPS] < whole[1] - 0.1
+    trained.interrupted_at(EVERY)
+    assert close(trained.losses("second", "--resume", "first", "--num-ranks", "2"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3, None])
+def test_four_two_four(tmp_path: Path, stage: int | None) -> None:
+    trained = Trained(tmp_path, stage)
+    whole = trained.losses("first")
+    trained.interrupted_at(EVERY)
+    assert close(trained.losses("second", "--resume", "first", "--num-ranks", "2"), whole)
+    trained.interrupted_at(2 * EVERY)
+    assert close(trained.losses("third", "--resume", "second", "--num-ranks", "4"), whole)
+
+
+@pytest.mark.slow
+def test_a_script_of_its_own_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "died").touch()
+
+    def launch(name: str, ranks: int, *options: str) -> tuple[int, str, str]:
+        words = ["--run-dir", name, "--num-ranks", str(ranks), "--style", "none", *options]
+        run = Run(Path(sys.executable), tmp_path, [*words, str(SCRIPTS / "comes_back.py")], {})
+        try:
+            return run.end(300)
+        finally:
+            run.clean_up()
+
+    assert launch("first", 2)[0] == 0
+    for later in (6, 8):
+        shutil.rmtree(tmp_path / "ckpt" / f"global_step{later}")
+    (tmp_path / "ckpt" / "latest").write_text("global_step4")
+    code, out, err = launch("second", 1, "--resume", "first", "--resume-option=--load")
+    assert code == 0 and "resumed at 4" in out, err
+    shutil.rmtree(tmp_path / "ckpt" / "global_step4_universal")
+    code, _, err = launch("third", 1, "--resume", "first", "--resume-option=--error")
+    assert code == 10 and "the script did not load" in err, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "more", "said"),
+    [
+        (
+            "--no-plan",
+            ("--deepspeed", "plan/ds_config.json", "--per_device_train_batch_size", "2"),
+            "the global batch is 4, and the checkpoint's was 8",
+        ),
+        ("--plan=plan", ("--output_dir", "other"), "it would train from the beginning"),
+    ],
+)
+def test_what_would_train_otherwise_ends(tmp_path: Path, plan: str, more: tuple[str, ...], said: str) -> None:
+    trained = Trained(tmp_path, 2)
+    trained.losses("first")
+    code, _, err = trained.launch(
+        "--run-dir", "second", plan, "--resume", "first", "--num-ranks", "2", arguments=(*ARGUMENTS, *more)
+    )
+    assert code == 10 and said in " ".join(err.split()), err

@@ -1,0 +1,193 @@
+"""Converting a checkpoint: what it needs, why it cannot be, and the conversion itself, by DeepSpeed's and
+Accelerate's own tools in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from zerokit.checkpoints.files import ZeroFiles, sharded_model, zero_files
+from zerokit.errors import InputError, NothingFits
+from zerokit.files import write_whole
+from zerokit.machine.host import detect_host
+from zerokit.units import GIB, counted, few, format_gib
+from zerokit.values import frozen_dataclass
+
+_MOST_WORKERS = 4  # ds_to_universal's own default (DeepSpeed 0.19.8)
+_PROCESS_BYTES = GIB // 2
+"""Python with torch and DeepSpeed, and small tensors. 100M weights of four ranks took 0.97 and 1.52 GiB
+(ZeRO-2, one worker and four) and 0.71 and 1.47 GiB (ZeRO-3)."""
+_FILE_BYTES = 4096  # of a file beside its tensor, at most
+_SHARD_BYTES = 5 * 10**9  # of zero_to_fp32's files, which it makes one at a time
+_NO_ADAM = (
+    "its optimizer keeps {}, and DeepSpeed's converter knows the states of Adam alone (exp_avg, exp_avg_sq)"
+)
+
+
+@frozen_dataclass
+class Needs:
+    """What a conversion takes, in bytes: of the disk while it runs and afterwards, of host memory."""
+
+    disk_bytes: int
+    kept_bytes: int
+    host_bytes: int
+    workers: int = 1
+
+    def __str__(self) -> str:
+        with_workers = f" with {counted(self.workers, 'worker')}" if self.workers > 1 else ""
+        after = "" if self.kept_bytes == self.disk_bytes else f" ({format_gib(self.kept_bytes)} afterwards)"
+        return (
+            f"{format_gib(self.disk_bytes)} of disk{after} and "
+            f"{format_gib(self.host_bytes)} of host memory{with_workers}"
+        )
+
+    def check(self, what: str, out: Path) -> None:
+        """Raises NothingFits: the disk or the host's memory has no room for it."""
+        folder = next(path for path in (out, *out.absolute().parents) if path.exists())
+        free, available = shutil.disk_usage(folder).free, detect_host().ram_available_bytes
+        if self.disk_bytes > free:
+            raise NothingFits(
+                f"{what} needs {format_gib(self.disk_bytes)} of disk at {folder}, which has "
+                f"{format_gib(free)} free: make room there"
+            )
+        if available is not None and self.host_bytes > available:
+            raise NothingFits(
+                f"{what} needs {format_gib(self.host_bytes)} of host memory, and {format_gib(available)} are "
+                "available: convert on a machine with more"
+            )
+
+
+def to_universal_needs(files: ZeroFiles, facts: dict[str, Any]) -> Needs:
+    """What a universal checkpoint takes to make, with as many workers as the host has room for.
+
+    Disk: the states once as fragments of each rank and once joined, four files of each weight; the models are
+    copied when the fragments are gone. Host: each worker holds a rank's states and a piece of them; two join
+    the largest weight each; a file of weights is read whole (checkpoint/ds_to_universal.py, 0.19.8).
+    """
+    largest, files_bytes = facts["largest"], facts["names"] * 4 * _FILE_BYTES
+    states, models = sum(files.states) + files_bytes, sum(files.models)
+    kept = states + models + max(files.states)  # ZeRO-3 keeps the first rank's in optimizer_state.pt
+    each, available = max(files.states) + 4 * largest, detect_host().ram_available_bytes or 0
+    beside = max(2 * max(files.models, default=0), 2 * 2 * 4 * largest)
+    most = min(_MOST_WORKERS, files.ranks, max(1, (available - _PROCESS_BYTES) // each))
+    return Needs(
+        disk_bytes=max(2 * states + files.ranks * files_bytes + max(files.states), kept),
+        kept_bytes=kept,
+        host_bytes=_PROCESS_BYTES + max(most * each, beside),
+        workers=most,
+    )
+
+
+def why_not_universal(files: ZeroFiles, facts: dict[str, Any]) -> str | None:
+    """Why it cannot go on with another number of ranks; None: it can."""
+    if files.unsupported:
+        return f"it holds {files.unsupported}"
+    if facts["mics"]:
+        return f"MiCS divided it among {facts['mics']} ranks each"
+    if not facts["is_adam"]:
+        return _NO_ADAM.format(few(facts["states"]) or "no states")
+    if facts["buffers"]:
+        return f"the model saves buffers, which DeepSpeed does not load from it: {few(facts['buffers'])}"
+    return None
+
+
+def zero_facts(files: ZeroFiles) -> dict[str, Any]:
+    """What the files say; see :func:`zerokit.checkpoints.in_torch.zero_facts`. Raises InputError: they cannot
+    be read."""
+    facts: dict[str, Any] = _in_torch("zero_facts", str(files.folder))
+    return facts
+
+
+def scheduler_steps(folder: Path) -> list[int]:
+    """How far each learning rate schedule has counted that ``Accelerator.save_state`` wrote."""
+    steps: list[int] = _in_torch("scheduler_steps", str(folder)) if any(folder.glob("scheduler*.bin")) else []
+    return steps
+
+
+def make_universal(files: ZeroFiles, workers: int) -> None:
+    """Convert it, beside itself, whole or not at all. Raises InputError: the converter failed."""
+    part = files.universal.with_name(f"{files.universal.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        _in_torch("to_universal", str(files.folder), str(part), str(workers))
+        part.rename(files.universal)
+        write_whole(files.folder.parent / "latest_universal", files.universal.name.encode())
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@frozen_dataclass
+class Weights:
+    """What writes plain weights of a checkpoint, and what that needs.
+
+    Attributes:
+        checkpoint: the folder; ``beside`` it lie the model's configuration and tokenizer.
+    """
+
+    checkpoint: Path
+    task: tuple[str, ...]
+    needs: Needs
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> Weights:
+        """Read a checkpoint that ZeRO or FSDP divided. Raises InputError: it is neither, or is adapters'."""
+        files, sharded = zero_files(checkpoint), sharded_model(checkpoint)
+        if files is not None and files.unsupported:
+            raise InputError(f"{files.folder}: {files.unsupported} are not converted")
+        if files is not None:
+            facts = zero_facts(files)
+            size, parts = 4 * facts["weights"], 4 * facts["largest"] + _SHARD_BYTES
+            host = _PROCESS_BYTES + min(size + 4 * facts["largest"], max(parts, 8 * facts["largest"]))
+            needs = Needs(disk_bytes=size, kept_bytes=size, host_bytes=host)
+            task: tuple[str, ...] = ("zero_to_weights", str(files.folder.parent), files.folder.name)
+        elif sharded is not None:
+            size = sum(path.stat().st_size for path in sharded.iterdir())
+            needs = Needs(disk_bytes=size, kept_bytes=size, host_bytes=_PROCESS_BYTES + 2 * size)
+            task = ("sharded_to_weights", str(sharded))
+        else:
+            raise InputError(f"{checkpoint}: neither ZeRO nor FSDP divided it; its weights load as they are")
+        if any(checkpoint.glob("adapter_*")):
+            raise InputError(
+                f"{checkpoint} holds adapters, which PeftModel.from_pretrained loads as they are; only whole "
+                "models are converted"
+            )
+        return cls(checkpoint=checkpoint, task=task, needs=needs)
+
+    def write(self, out: Path) -> list[str]:
+        """Write them, with the checkpoint's configuration and tokenizer; returns the names of the files.
+        Raises InputError: the folder is not empty, or the tool failed."""
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InputError(f"⟨out⟩ {out}: not empty; name a new folder")
+        self.needs.check(f"writing the weights of {self.checkpoint}", out)
+        made = out.exists()
+        try:
+            _in_torch(*self.task, str(out))
+            for path in self.checkpoint.iterdir():
+                if path.suffix in _BESIDE_WEIGHTS and not path.name.endswith(_NOT_BESIDE):
+                    shutil.copy2(path, out)
+        except BaseException:
+            if not made:
+                shutil.rmtree(out, ignore_errors=True)
+            raise
+        return sorted(path.name for path in out.iterdir())
+
+
+_BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt")
+_NOT_BESIDE = ("trainer_state.json", ".index.json")
+
+
+def _in_torch(*task: str) -> Any:
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "zerokit.checkpoints.in_torch", *task]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise InputError(f"{task[1]}: {task[0]} failed: {last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

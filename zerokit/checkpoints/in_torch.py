@@ -1,0 +1,91 @@
+"""What needs PyTorch, in a process of its own: ``python -m zerokit.checkpoints.in_torch TASK ARGS``.
+
+A checkpoint is a pickle, and reading it runs what is in it, as resuming from it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+_ADAM = {"exp_avg", "exp_avg_sq"}
+
+
+def zero_facts(folder: str) -> dict[str, Any]:
+    """What a conversion has to know of a ZeRO checkpoint beside its files' sizes, read from the first
+    rank's; tensors stay on the disk."""
+    states = _load(min(Path(folder).glob("*_optim_states.pt")))["optimizer_state_dict"]
+    model = _load(min(Path(folder).glob("*_model_states.pt")))
+    base = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or {}
+    groups = base.get("state") or {} if isinstance(base, dict) else {}
+    kept = sorted({key for group in groups.values() for key in group} - {"step"})
+    shapes = [shape for group in model["param_shapes"] or () for shape in group.values()]
+    frozen = model.get("frozen_param_shapes") or {}
+    zero = (model.get("ds_config") or {}).get("zero_optimization") or {}
+    return {
+        "stage": int(states["zero_stage"]),
+        "states": kept,
+        "is_adam": set(kept) == _ADAM,
+        "buffers": sorted(model.get("buffer_names") or ()),
+        "frozen": sorted(frozen),
+        "weights": sum(map(math.prod, [*shapes, *frozen.values()])),
+        "names": len(shapes),
+        "largest": max(map(math.prod, shapes), default=0),
+        "mics": int(zero.get("mics_shard_size") or 0),
+    }
+
+
+def scheduler_steps(folder: str) -> list[int]:
+    """How far the learning rate schedules of ``Accelerator.save_state`` have counted."""
+    kept = [_load(path) for path in sorted(Path(folder).glob("scheduler*.bin"))]
+    return [int(one["last_epoch"]) for one in kept if "last_epoch" in one]
+
+
+def to_universal(folder: str, out: str, workers: str) -> None:
+    """Convert with DeepSpeed's own converter (0.19.8, checkpoint/ds_to_universal.py)."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    asked = argparse.Namespace(
+        input_folder=folder,
+        output_folder=out,
+        num_extract_workers=int(workers),
+        num_merge_workers=min(2, int(workers)),
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    ds_to_universal.main(asked)
+
+
+def zero_to_weights(folder: str, tag: str, out: str) -> None:
+    """Write fp32 weights with DeepSpeed's own converter (0.19.8, utils/zero_to_fp32.py)."""
+    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
+
+    convert_zero_checkpoint_to_fp32_state_dict(folder, out, safe_serialization=True, tag=tag)
+
+
+def sharded_to_weights(folder: str, out: str) -> None:
+    """Write the weights with Accelerate's own merger (1.15, utils/fsdp_utils.py:473)."""
+    from accelerate.utils import merge_fsdp_weights
+
+    merge_fsdp_weights(folder, out, safe_serialization=True)
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+
+
+_TASKS = {
+    one.__name__: one
+    for one in (zero_facts, scheduler_steps, to_universal, zero_to_weights, sharded_to_weights)
+}
+
+if __name__ == "__main__":
+    result = _TASKS[sys.argv[1]](*sys.argv[2:])
+    print(json.dumps(result), flush=True)
