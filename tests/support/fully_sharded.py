@@ -8,6 +8,13 @@ from tests.support.rehearsed_case import RehearsedCase
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
 
+CLIENTS = {
+    "torchao.optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.optim.AdamW4bit": "adamw_torch_4bit",
+    "schedulefree.AdamWScheduleFree": "schedule_free_adamw",
+}
+"""Class of an optimizer -> its name among a Trainer's ``optim``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case(RehearsedCase):
@@ -18,18 +25,24 @@ class Case(RehearsedCase):
         """What is trained."""
         lora = int(self.value("--lora", "0"))
         tokens = int(self.value("--tokens", "512"))
-        if lora:
-            return Job(
-                seq_len=tokens, method="lora", lora=Lora(rank=lora, targets=("all-linear",), dropout=0.0)
-            )
-        return Job(seq_len=tokens)
+        adapters = Lora(rank=lora, targets=("all-linear",), dropout=0.0) if lora else None
+        packed, reentrant = "--packed" in self.options, "--reentrant" in self.options
+        return Job(
+            seq_len=tokens, method="qlora" if packed else "lora" if lora else "full", lora=adapters,
+            trainer="axolotl" if "--kbit" in self.options else "raw", use_reentrant_checkpointing=reentrant,
+        )  # fmt: skip
 
     @property
     def settings(self) -> Fsdp2Settings:
         """Its settings."""
         narrow = "--dtype bfloat16" in self.options and "--lora" not in self.options
+        sixteen = "fp16" if "--fp16" in self.options else "bf16"
+        made = self.value("--client", "torch.optim.AdamW")
+        client = CLIENTS.get(made)
         return Fsdp2Settings(
-            precision="fp32" if "--fp32" in self.options and not narrow else "bf16",
+            precision="fp32" if "--fp32" in self.options and not narrow else sixteen,
+            optimizer=None if client else made.rpartition(".")[2],
+            client_optimizer=client,
             micro_batch=int(self.value("--batch", "1")),
             gradient_accumulation=int(self.value("--accumulation", "1")),
             torch_adam="--foreach" in self.options,
@@ -91,6 +104,28 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (1_576_009_728, 2_269_618_688, 2_410_795_520, 67_113_984),
     Case("llama-3.1-8b", 8, "--accelerate --tokens 512 --checkpointing --broadcast"):
         (6_116_476_928, 15_021_957_120, 18_406_883_328, 16_127_785_472),
+    Case("llama-3.2-1b", 2, "--accelerate --lora 16 --packed --dtype bfloat16 --tokens 1024 --checkpointing"):
+        (1_601_560_576, 2_607_035_904, 2_833_675_776, 679_096_320),
+    Case("qwen3-8b", 2, "--accelerate --lora 16 --packed --kbit --dtype bfloat16 --tokens 512 --batch 2"):
+        (13_052_291_072, 15_685_189_120, 14_743_289_344, 4_753_688_576),
+    Case("llama-3.2-1b", 2, "--accelerate --lora 16 --packed --dtype bfloat16 --tokens 512 --offload"):
+        (1_335_678_976, 2_123_914_752, 2_221_321_728, 82_794_496),
+    Case("llama-3.2-1b", 4, "--accelerate --lora 16 --packed --dtype bfloat16 --tokens 1024 --replicas 2"):
+        (1_601_560_576, 4_181_607_936, 4_408_247_808, 679_096_320),
+    Case(
+        "llama-3.1-8b", 4,
+        "--accelerate --lora 16 --packed --kbit --dtype bfloat16 --tokens 1024 --checkpointing --reentrant",
+    ): (9_938_163_712, 5_936_590_336, 5_140_188_672, 2_269_689_856),
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 1024 --checkpointing --reentrant"):
+        (3_522_311_168, 9_526_574_592, 11_651_636_736, 9_953_708_032),
+    Case("llama-3.2-1b", 4, "--accelerate --tokens 1024 --fp16"):
+        (2_286_496_768, 7_532_644_864, 7_673_662_464, 5_010_452_992),
+    Case("qwen3-30b-a3b", 8, "--accelerate --tokens 1024"):
+        (17_755_431_936, 58_980_861_952, 65_677_869_056, 61_131_782_656),
+    Case("qwen3-30b-a3b", 8, "--accelerate --tokens 512 --checkpointing --lora 16 --dtype bfloat16"):
+        (9_376_003_584, 13_159_517_696, 14_004_602_880, 9_693_550_080),
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 512 --checkpointing --client torch.optim.RMSprop"):
+        (3_522_311_168, 6_356_111_872, 9_179_658_752, 9_953_629_184),
 }  # fmt: skip
 """What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2; all layers, ``zerokit rehearse --whole``)."""

@@ -167,6 +167,12 @@ def script_must(strategy: Strategy, job: Job) -> list[str]:
             "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "
             "model.config.use_cache = False (a Trainer sets it), or model.gradient_checkpointing_enable()"
         )
+    if job.method == "qlora":
+        todo.append(
+            f"give bnb_4bit_quant_storage=torch.{TORCH_NAMES[strategy.settings.precision]}, too (axolotl and "
+            "LLaMA-Factory do): without it Accelerate 1.14 and later leave packed weights whole on every "
+            "GPU, older ones fail, and in another dtype the gathered weights cannot be unpacked"
+        )
     if fsdp2(strategy.settings).loads_once:
         loaded = TORCH_NAMES["fp32" if job.method == "full" else strategy.settings.precision]
         todo.append(

@@ -23,6 +23,7 @@ from zerokit.planner.one_strategy import (
 )
 from zerokit.planner.options import OPTIONS
 from zerokit.planner.request import refuse_strategy
+from zerokit.search.fsdp2_space import refuse_optimizer, trained_bytes
 from zerokit.search.plan import choose_precision
 from zerokit.search.space import Request
 from zerokit.values import frozen_dataclass, replace
@@ -115,8 +116,12 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         raise InputError(f"{file.path}: ⟨device⟩ cpu: Accelerate divides nothing on CPU ranks")
     if job.inference:
         raise InputError(f"⟨inference⟩: {file.path} is for training")
+    refuse_optimizer(job)
     remarks = (*file.ignored, *(f"{file.path}: {text}" for text in says.remarks))
-    settings, notes = says.settings, notes_of("file-remark", remarks)
+    settings, notes = (
+        replace(says.settings, master_bytes=trained_bytes(job)),
+        notes_of("file-remark", remarks),
+    )
     if not says.names_precision:
         given = "fp32" if request.precision == "auto" else request.precision
         precision = choose_precision(given, request.cluster)[0]

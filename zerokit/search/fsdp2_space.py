@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zerokit.domain.client_optimizers import fails_on_shards
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
@@ -45,6 +46,12 @@ def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
     return each * cluster.gpus_per_node + shards <= limit
 
 
+def trained_bytes(job: Job) -> int:
+    """Bytes of an element of the trained weights: Accelerate makes them fp32, but beside packed ones
+    (accelerate/utils/fsdp_utils.py:810, 1.15), where adapters stay as the script has them."""
+    return 2 if job.packed_base_bytes is not None and job.defaults.narrow_on_packed else 4
+
+
 class Fsdp2Space(Engine):
     """FSDP2."""
 
@@ -67,6 +74,7 @@ class Fsdp2Space(Engine):
         return Fsdp2Settings(
             **common, reshard_after_forward=placement.reshard, offload=placement.offload,
             replicas=placement.replicas, broadcasts=once, loads_once=once,
+            master_bytes=trained_bytes(space.job),
         )  # fmt: skip
 
     def illegal(self, space: Space, strategy: Strategy) -> str | None:
@@ -99,7 +107,14 @@ class Fsdp2Space(Engine):
         return Sharding(offload=True in _offloads(request.pins)[:1]), None
 
 
+def refuse_optimizer(job: Job) -> None:
+    """Refuse an optimizer that cannot step shards. Raises InputError: says why."""
+    if (why := fails_on_shards(job.optimizer)) is not None:
+        raise InputError(f"⟨optimizer⟩ {job.optimizer}: {why}; use AdamW, or adamw_torch_8bit (torchao)")
+
+
 def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
+    refuse_optimizer(job)
     refuse_deepspeeds(pins, job, layout, "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
     devices = {name: getattr(pins, name) for name in ("offload_optimizer", "offload_param")}
     for name, device in devices.items():

@@ -38,7 +38,7 @@ class Fsdp2Step(EngineStep):
         groups = self._shape.layers + _GROUPS_BESIDE_LAYERS
         gathers = self._gathers(settings)
         per_micro = way.seconds(
-            gathers * settings.parameter_bytes * weights, messages=round(gathers * groups)
+            gathers * self._gathered_bytes(settings) * weights, messages=round(gathers * groups)
         )
         gradients = trainable * self._reduced_bytes(settings)
         per_step = way.seconds(gradients, messages=groups)
@@ -72,7 +72,8 @@ class Fsdp2Step(EngineStep):
         settings, shards = fsdp2(strategy.settings), self._shards(strategy)
         weights, trainable = self._spread.rank_weights(strategy)
         wide, reduced = settings.parameter_bytes, self._reduced_bytes(settings)
-        gather = (settings.master_bytes + wide) / shards + 2 * wide * (shards > 1)
+        gathered = self._gathered_bytes(settings)
+        gather = (settings.master_bytes / wide + 1) * gathered / shards + 2 * gathered * (shards > 1)
         reduce = wide + reduced + (reduced + settings.master_bytes) / shards
         often = self.reductions(strategy)
         size = self._gathers(settings) * gather * weights
@@ -100,6 +101,10 @@ class Fsdp2Step(EngineStep):
 
     def _gathers(self, settings: Fsdp2Settings) -> float:
         return 2.0 if settings.reshard_after_forward else 1.0
+
+    def _gathered_bytes(self, settings: Fsdp2Settings) -> float:
+        """Bytes of a weight as it travels, packed ones as they are kept."""
+        return self._spread.weight_bytes * settings.parameter_bytes / 2
 
     def _reduced_bytes(self, settings: Fsdp2Settings) -> int:
         return DTYPE_BYTES.get(settings.reduce_dtype or "", settings.parameter_bytes)

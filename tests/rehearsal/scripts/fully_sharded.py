@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 from pathlib import Path
@@ -37,14 +38,47 @@ parser.add_argument("--keep-gathered", action="store_true", help="reshard_after_
 parser.add_argument("--offload", action="store_true")
 parser.add_argument("--broadcast", action="store_true", help="cpu_ram_efficient_loading")
 parser.add_argument("--foreach", action="store_true", help="torch's AdamW on lists, not its fused kernel")
+parser.add_argument("--packed", action="store_true", help="linear layers in NF4, doubly quantised")
+parser.add_argument("--kbit", action="store_true", help="peft's prepare_model_for_kbit_training")
+parser.add_argument("--client", help="PACKAGE.CLASS of the optimizer")
+parser.add_argument("--reentrant", action="store_true")
+parser.add_argument("--fp16", action="store_true")
 args = parser.parse_args()
 
 config = AutoConfig.for_model(**json.loads(Path(args.config).read_text()))
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
-if args.lora:
-    from peft import LoraConfig, get_peft_model
 
+
+def pack(whole: torch.nn.Module) -> None:
+    """Linear layers but the head in 4 bits, as from_pretrained has them on the GPU."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    head = whole.get_output_embeddings()  # type: ignore[operator]
+    for name, layer in [*whole.named_modules()]:
+        if type(layer) is not torch.nn.Linear or layer is head:
+            continue
+        packed = Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None, torch.bfloat16, quant_type="nf4",
+            quant_storage=torch.bfloat16, device="meta",
+        )  # fmt: skip
+        packed.weight = Params4bit(
+            layer.weight.data, quant_type="nf4", quant_storage=torch.bfloat16, module=packed
+        )
+        packed.bias = layer.bias
+        parent, _, last = name.rpartition(".")
+        setattr(whole.get_submodule(parent), last, packed.cuda())
+    whole.cuda()
+    whole.is_loaded_in_4bit = True  # type: ignore[assignment]
+
+
+if args.packed:
+    pack(model)
+if args.lora:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if args.kbit:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     model = get_peft_model(model, LoraConfig(r=args.lora, target_modules="all-linear"))
     if args.checkpointing:
         model.enable_input_require_grads()
@@ -52,10 +86,16 @@ if args.lora:
 
 def optimizer_of(trained: torch.nn.Module) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+    if args.client:
+        package, _, name = args.client.rpartition(".")
+        made: torch.optim.Optimizer = getattr(importlib.import_module(package), name)(parameters, lr=1e-4)
+        return made
     return torch.optim.AdamW(parameters, lr=1e-4, fused=not args.foreach, foreach=args.foreach)
 
 
 accelerator = None
+if args.checkpointing and (args.reentrant or not args.accelerate):
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": args.reentrant})
 if args.accelerate:
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -63,13 +103,13 @@ if args.accelerate:
         reshard_after_forward=not args.keep_gathered,
         cpu_offload=args.offload,
         cpu_ram_efficient_loading=args.broadcast,
-        activation_checkpointing=args.checkpointing,
+        activation_checkpointing=args.checkpointing and not args.reentrant,
         state_dict_type="SHARDED_STATE_DICT",
     )
     ranks = int(os.environ["WORLD_SIZE"])
     hybrid = ParallelismConfig(dp_replicate_size=args.replicas, dp_shard_size=ranks // args.replicas)
     accelerator = Accelerator(
-        mixed_precision="no" if args.fp32 else "bf16",
+        mixed_precision="no" if args.fp32 else "fp16" if args.fp16 else "bf16",
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=args.accumulation, sync_each_batch=args.sync_each_batch
         ),
@@ -90,8 +130,6 @@ else:
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy() if args.offload else OffloadPolicy(),
     }
-    if args.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     base = model.get_base_model() if args.lora else model
     stack = base.base_model.h if hasattr(base.base_model, "h") else base.base_model.layers
     for layer in stack:
@@ -100,6 +138,8 @@ else:
     optimizer = optimizer_of(model)
 
 model.train()
+if hasattr(optimizer, "train"):
+    optimizer.train()  # schedulefree's
 for _ in range(4):
     for micro_step in range(args.accumulation):
         if accelerator is None:

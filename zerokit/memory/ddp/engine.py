@@ -19,13 +19,11 @@ from zerokit.memory.replay.model_states import Persistent, beside_states
 from zerokit.memory.replay.optimizers import (
     client,
     managed_bytes,
-    optimizer_name,
-    optimizer_values,
+    own_state_bytes,
     step_temporary_bytes,
 )
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
-from zerokit.values import replace
 
 _BROADCAST_BYTES = 250 << 20
 """From which a flat buffer of the first broadcast is sent (``broadcast_bucket_size``,
@@ -45,21 +43,14 @@ def gradient_bytes(model: RankModel, settings: DdpSettings) -> tuple[int, ...]:
 
 
 def state_bytes(model: RankModel, settings: DdpSettings) -> int:
-    """Bytes of the optimizer's states: torch's are like the weights, and a fused Adam keeps its step counters
-    on the GPU too (torch/optim/adamw.py); others have dtypes of their own."""
+    """Bytes of the optimizer's states; a Trainer has bitsandbytes keep those of embeddings in 32 bits
+    (transformers/trainer.py:1328, 5.23)."""
     made = client(settings)
-    if made is None or made.like_stepped:
-        fused = made is None and "adam" in optimizer_name(settings) and not settings.torch_adam
-        counters = len(model.trainable) * block(4) if fused else 0
-        return optimizer_values(settings) * sum(gradient_bytes(model, settings)) + counters
-    wide = replace(made, bits=32)
-    spared = settings.by_trainer and made.package == BITSANDBYTES  # transformers/trainer.py:1328, 5.23
+    spared = settings.by_trainer and made is not None and made.package == BITSANDBYTES
     embeddings = _embeddings(model) if spared else frozenset[str]()
-    kinds = [(wide if p.name in embeddings else made, p) for p in model.trainable]
-    codes = made.code_bytes(p.numel for kind, p in kinds if kind is made)
-    return codes + sum(
-        block(kind.device_bytes(p.numel, p.element_bytes or settings.weight_bytes)) for kind, p in kinds
-    )
+    wide = frozenset(i for i, p in enumerate(model.trainable) if p.name in embeddings)
+    tensors = [(p.numel, p.element_bytes or settings.weight_bytes) for p in model.trainable]
+    return own_state_bytes(settings, tensors, wide)
 
 
 def _embeddings(model: RankModel) -> frozenset[str]:

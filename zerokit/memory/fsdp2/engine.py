@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
-from zerokit.memory.fsdp2.groups import groups_of, shares_of
+from zerokit.memory.fsdp2.groups import constant_bytes, groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
 from zerokit.memory.replay.model_states import Persistent, beside_states
-from zerokit.memory.replay.optimizers import optimizer_name, optimizer_values, step_temporary_bytes
+from zerokit.memory.replay.optimizers import optimizer_name, own_state_bytes, step_temporary_bytes
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
 
@@ -27,20 +28,18 @@ def shard_ranks(settings: Fsdp2Settings, ranks: int) -> int:
 
 
 def state_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
-    """Bytes of the optimizer's states, in the dtype of the shards; a fused Adam keeps its step counters on
-    the GPU too (torch/optim/adamw.py)."""
-    trained = [share for share in shares_of(model, settings, ranks) if share.trainable]
-    fused = "adam" in optimizer_name(settings) and not settings.torch_adam
-    counters = len(trained) * block(4) if fused else 0
-    return optimizer_values(settings) * sum(share.kept_bytes for share in trained) + counters
+    """Bytes of the optimizer's states, of the shards."""
+    shares = shares_of(model, settings, ranks)
+    return own_state_bytes(settings, [(share.numel, share.kept) for share in shares if share.trainable])
 
 
 def persistent(model: RankModel, settings: Fsdp2Settings, ranks: int) -> Persistent:
     """The steady state of one rank between steps; ``ranks``: that a parameter is divided over."""
     components = beside_states(model)
+    components[Component.PARAMETERS] = constant_bytes(model)
     if not settings.offload:
         shares = shares_of(model, settings, ranks)
-        components[Component.PARAMETERS] = sum(share.kept_bytes for share in shares)
+        components[Component.PARAMETERS] += sum(share.kept_bytes for share in shares)
         components[Component.OPTIMIZER_STATES] = state_bytes(model, settings, ranks)
     return Persistent(components=components)
 
@@ -48,17 +47,21 @@ def persistent(model: RankModel, settings: Fsdp2Settings, ranks: int) -> Persist
 def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
     """The most allocated while ``fully_shard`` divides a model that comes from the CPU: each group is moved
     whole; what is offloaded leaves parameter by parameter. Accelerate holds the embedding and the head whole
-    until all are divided (locals of ``fsdp2_prepare_model``)."""
+    until all are divided (locals of ``fsdp2_prepare_model``), and of a model that is loaded on the GPU all
+    (``original_sd``)."""
     shares = shares_of(model, settings, ranks)
-    level = most = 0
+    by_accelerate = settings.wrapping == "accelerate"
+    level = sum(block(share.size * share.kept) for share in shares) if model.loads_on_gpu else 0
+    level = most = level + constant_bytes(model)
     for group in groups_of(model, settings):
         own = [shares[index] for index in group.parameters]
         whole = sum(block(share.size * share.kept) for share in own)
         divided = [share.kept_bytes for share in own]
-        most = max(most, level + whole + (max(divided, default=0) if settings.offload else sum(divided)))
+        comes = 0 if model.loads_on_gpu else whole
+        most = max(most, level + comes + (max(divided, default=0) if settings.offload else sum(divided)))
         level += 0 if settings.offload else sum(divided)
-        if settings.wrapping == "accelerate" and group.first in embeddings_of(model):
-            level += whole
+        stays = by_accelerate and (model.loads_on_gpu or group.first in embeddings_of(model))
+        level += comes - (0 if stays else whole)
     return most
 
 
@@ -136,8 +139,9 @@ class _Replay:
         ledger.mark()
         if not self.settings.offload:
             shares = shares_of(self.model, self.settings, self.ranks)
-            trained = sum(share.kept_bytes for share in shares if share.trainable)
-            ledger.burst(Component.OPTIMIZER_TEMPORARIES, step_temporary_bytes(self.settings, (), trained))
+            trained = [share for share in shares if share.trainable]
+            sizes, total = [share.numel for share in trained], sum(share.kept_bytes for share in trained)
+            ledger.burst(Component.OPTIMIZER_TEMPORARIES, step_temporary_bytes(self.settings, sizes, total))
         peak = ledger.peak
         self.weights.zero_grad()
         return peak
@@ -148,7 +152,9 @@ def micro_step_kinds(settings: Fsdp2Settings) -> list[bool]:
     return [True] if settings.gradient_accumulation == 1 else [settings.sync_each_batch, True]
 
 
-REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd")
+REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
+REPLAYED_PACKAGES = ("torchao", "schedulefree")
+"""Of clients. torchao's do not step what is on the CPU."""
 REPLAYED_LOSSES = ("standard", "chunked", "cut")
 """Accelerate and plain loops gather head and final norm together, so the head's weight is whole while a loss
 reads it. Liger's has the head's gradient in forward, which nothing was compared with."""
@@ -167,18 +173,18 @@ class Fsdp2(Engine[Fsdp2Settings]):
     def not_replayed(self, job: Job, strategy: Strategy) -> str:
         """What of this training was not compared with rehearsals of the library; empty: all was."""
         settings = fsdp2(strategy.settings)
+        made = client_optimizer(settings.client_optimizer)
+        known = optimizer_name(settings) in REPLAYED_OPTIMIZERS if made is None else (
+            made.package in REPLAYED_PACKAGES and not settings.offload
+        )  # fmt: skip
         unknown = {
             "ranks that are not data-parallel alone": strategy.world_size != strategy.data_parallel,
             "replicas that do not divide the ranks": strategy.data_parallel % settings.replicas != 0,
-            f"precision {settings.precision}": settings.precision not in ("bf16", "fp32"),
-            f"optimizer {settings.client_optimizer or settings.optimizer}": settings.client_optimizer
-            is not None
-            or (settings.optimizer or "AdamW").lower() not in REPLAYED_OPTIMIZERS,
-            "quantised weights": job.packed_base_bytes is not None,
+            f"optimizer {settings.client_optimizer or settings.optimizer}": not known,
+            "weights in 8 bits": job.packed_base_bytes is not None and job.method != "qlora",
             "a reference model": job.defaults.reference,
             "offloaded activations": job.offload_activations,
             f"loss {job.loss}": job.loss not in REPLAYED_LOSSES,
-            "reentrant checkpointing": strategy.checkpointing == "full" and job.is_reentrant(settings),
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
         }
         return ", ".join(words for words, holds in unknown.items() if holds)

@@ -66,21 +66,44 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
     fsdp/_fully_shard/_fsdp_param.py:278)."""
     used = settings.parameter_bytes
     # Accelerate upcasts what is trained (accelerate/utils/fsdp_utils.py, 1.15); a plain loop loads all alike
-    frozen = used if settings.wrapping == "accelerate" else settings.master_bytes
+    packs = any(parameter.stored_bytes for parameter in model.parameters)
+    frozen = settings.master_bytes if settings.wrapping != "accelerate" and not packs else used
+    frozen = 4 if model.kbit_prepared else frozen
     found = []
     for parameter in model.parameters:
         rows = parameter.shape[0] if parameter.shape else 1
         each = parameter.numel // max(1, rows)
+        if parameter.stored_bytes:  # bytes in a column of forward's dtype, so that no gather converts them
+            rows, each = -(-parameter.numel // used), 1
         chunk = -(-rows // ranks)
         share = chunk * each
-        kept = settings.master_bytes if parameter.trainable else frozen
+        kept = settings.master_bytes if parameter.trainable else used if parameter.stored_bytes else frozen
         found.append(
             Share(
-                name=parameter.name, numel=share, whole=share * ranks, size=parameter.numel, kept=kept,
+                name=parameter.name, numel=share, whole=share * ranks, size=rows * each, kept=kept,
                 used=used, trainable=parameter.trainable, padded=ranks - rows // max(1, chunk),
             )
         )  # fmt: skip
     return tuple(found)
+
+
+_BLOCK, _NESTED_BLOCK = 64, 256
+_CODES = (4 * 16, 4 * 256, 4)
+
+
+def constant_bytes(model: RankModel) -> int:
+    """Bytes of what is needed to unpack 4-bit weights: no parameters of a module, so that each rank holds
+    them whole, on its GPU. A scale for each block in fp32, or in 8 bits with one for each of their own
+    blocks, and tables of codes (bitsandbytes 0.50.2, functional.py, ``QuantState``)."""
+    total = 0
+    for parameter in model.parameters:
+        blocks = -(-2 * parameter.numel // _BLOCK)
+        plain = [4 * blocks, _CODES[0]]
+        nested = [blocks, 4 * -(-blocks // _NESTED_BLOCK), *_CODES]
+        is_nested = parameter.stored_bytes - parameter.numel < sum(plain)
+        if parameter.stored_bytes:
+            total += sum(map(block, nested if is_nested else plain))
+    return total
 
 
 @lru_cache(maxsize=256)

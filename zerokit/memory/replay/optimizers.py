@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from zerokit.domain.client_optimizers import ClientOptimizer, client_optimizer
 from zerokit.domain.training_settings import TrainingSettings
+from zerokit.memory.rank_model import block
+from zerokit.values import replace
 
 OPTIMIZER_STATES = {
     "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
@@ -55,6 +57,22 @@ def state_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
     if client_made is None:
         return sum(tensors) * optimizer_bytes(settings)
     return client_made.code_bytes(tensors) + sum(client_made.device_bytes(elements) for elements in tensors)
+
+
+def own_state_bytes(
+    settings: TrainingSettings, tensors: Sequence[tuple[int, int]], wide: Container[int] = ()
+) -> int:
+    """Bytes of the states of tensors, (elements, bytes of one) each, that are stepped as the script has them:
+    torch's are like the tensors, and a fused Adam keeps its step counters on the GPU too
+    (torch/optim/adamw.py); others have dtypes of their own. ``wide``: positions of those in 32 bits."""
+    made = client(settings)
+    if made is None or made.like_stepped:
+        fused = made is None and "adam" in optimizer_name(settings) and not settings.torch_adam
+        counters = len(tensors) * block(4) if fused else 0
+        return optimizer_values(settings) * sum(block(numel * size) for numel, size in tensors) + counters
+    rows = [(replace(made, bits=32) if i in wide else made, *tensor) for i, tensor in enumerate(tensors)]
+    codes = made.code_bytes(numel for row, numel, _ in rows if row is made)
+    return codes + sum(block(row.device_bytes(numel, size)) for row, numel, size in rows)
 
 
 def managed_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
