@@ -64,10 +64,19 @@ def test_what_works_raises_no_alarm(values: dict[str, Any], tmp_path: Path) -> N
         ({"fsdp_config": {"version": 2}}, "arguments-fsdp-off"),
         ({"fsdp": True, "fsdp_config": "fsdp9.json"}, "arguments-fsdp-config-missing"),
         ({"fsdp": True, "fsdp_config": {"offload_params": True}}, "arguments-fsdp-ignored-key"),
+        ({"fsdp": True, "use_peft": True, "load_in_4bit": True}, "arguments-fsdp-packed"),
     ],
 )
 def test_what_is_ignored_is_said(values: dict[str, Any], rule: str, tmp_path: Path) -> None:
     assert found(values, tmp_path) == [(rule, "warning")]
+
+
+def test_an_optimizer_that_cannot_step_shards_is_an_error(tmp_path: Path) -> None:
+    for optim in ("adamw_8bit", "paged_lion_32bit", "adafactor"):
+        values = {"fsdp": True, "optim": optim}
+        assert found(values, tmp_path) == [("arguments-fsdp-optimizer", "error")]
+        assert found({**values, "fsdp_config": {"version": 1}}, tmp_path) == []
+    assert found({"fsdp": True, "optim": "adamw_torch_8bit"}, tmp_path) == []
 
 
 def test_the_trainer_itself_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

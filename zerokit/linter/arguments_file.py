@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from zerokit.domain.client_optimizers import fails_on_shards
+from zerokit.domain.fsdp2_config import fsdp_version
 from zerokit.linter.accelerate.keys import POLICIES, PREFETCHES, STATE_DICTS, STRATEGIES, TRUTH_WORDS, is_file
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding, Row, is_missing, meant, read_past
@@ -59,6 +61,17 @@ _FSDP_1_OPTION = Row(
 )  # fmt: skip
 _FSDP_IGNORED_KEY = Row(
     "arguments-fsdp-ignored-key", "", "the Trainer ignores {key!r} in fsdp_config", "{fix}", "", "warning",
+)  # fmt: skip
+_FSDP_OPTIMIZER = Row(
+    "arguments-fsdp-optimizer", "optim", "optim is {name!r}: {why}",
+    "use adamw_torch_fused, or adamw_torch_8bit (torchao)", "bitsandbytes 0.50.2, optim/optimizer.py:570",
+)  # fmt: skip
+_FSDP_PACKED = Row(
+    "arguments-fsdp-packed", "load_in_4bit",
+    "load_in_4bit without bnb_4bit_quant_storage: FSDP2 leaves the packed weights whole on every GPU "
+    "(Accelerate before 1.14 fails on them)",
+    "add bnb_4bit_quant_storage: bfloat16, or the dtype of training",
+    "Accelerate 1.15.0, utils/fsdp_utils.py:785", "warning",
 )  # fmt: skip
 _FSDP_VALUE = Row(
     "arguments-fsdp-value", "", "{key} is {value!r}: the Trainer fails on it", "use {allowed}",
@@ -182,6 +195,12 @@ def _fsdp(document: Document) -> Iterator[Finding]:
     block: Mapping[str, Any] = config if isinstance(config, dict) else {}
     yield from _fsdp_words(document, block)
     yield from _fsdp_block(document, block)
+    if fsdp_version(block, 2) == 1:
+        return
+    if (why := fails_on_shards(value.get("optim"))) is not None:
+        yield _FSDP_OPTIMIZER.at(document, name=value["optim"], why=why)
+    if value.get("load_in_4bit") is True and value.get("bnb_4bit_quant_storage") in (None, "uint8"):
+        yield _FSDP_PACKED.at(document)
 
 
 def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
