@@ -1,6 +1,6 @@
 """``--resume``: a run goes on with another number of ranks as if it had never been interrupted.
 
-Real DeepSpeed and FSDP2 on CPU ranks in fp32, a Trainer with two groups of parameters and a schedule: four
+Real DeepSpeed and FSDP2 on CPU ranks in fp32, a Trainer with a schedule: four
 ranks train to the end, and two, then four, go on from what they wrote on the way.
 """
 
@@ -31,7 +31,7 @@ STEPS, EVERY = 9, 3
 ARGUMENTS = (
     str(SCRIPTS / "resumes_trainer.py"), "--output_dir", "out", "--max_steps", str(STEPS), "--save_steps",
     str(EVERY), "--logging_steps", "1", "--learning_rate", "3e-3", "--report_to", "none", "--seed", "3",
-    "--weight_decay", "0.1",
+    "--weight_decay", "0.9",
 )  # fmt: skip
 
 
@@ -43,12 +43,18 @@ def plan(folder: Path, stage: int | None) -> None:
 
 
 class Trained:
-    """The folder of a plan and the runs made there."""
+    """The folder of a plan and the runs made there; ``own``: of a DeepSpeed file without an optimizer, so
+    that the Trainer's has two groups of parameters."""
 
-    def __init__(self, folder: Path, stage: int | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, stage: int | None, *, own: bool = False) -> None:
+        self.folder, self.own = folder, own
         self.environment = {"AS_GPUS": "1"} if stage is None else {}
-        plan(folder, stage)
+        if own:
+            config = {"zero_optimization": {"stage": stage}, "gradient_clipping": "auto"}
+            batch = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+            (folder / "own.json").write_text(json.dumps({**config, **batch}))
+        else:
+            plan(folder, stage)
 
     def launch(self, *options: str, arguments: tuple[str, ...] = ARGUMENTS) -> tuple[int, str, str]:
         run = Run(Path(sys.executable), self.folder, [*options, *arguments], self.environment)
@@ -57,8 +63,14 @@ class Trained:
         finally:
             run.clean_up()
 
-    def losses(self, name: str, *options: str) -> Mapping[int, float]:
-        code, out, err = self.launch("--run-dir", name, "--plan", "plan", *options)
+    def losses(self, name: str, ranks: int, *options: str) -> Mapping[int, float]:
+        given, more = ("--plan", "plan"), ARGUMENTS
+        if self.own:
+            given = ("--deepspeed", "own.json")
+            batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", str(4 // ranks))
+            more = (*ARGUMENTS, *batch)
+        options = ("--run-dir", name, "--num-ranks", str(ranks), *given, *options)
+        code, out, err = self.launch(*options, arguments=more)
         assert code == 0, err
         line = next(line for line in out.splitlines() if line.startswith("losses "))
         return {int(step): loss for step, loss in json.loads(line.removeprefix("losses ")).items()}
@@ -73,22 +85,24 @@ def close(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
 
 
 def test_two_ranks_go_on_where_four_were(tmp_path: Path) -> None:
-    trained = Trained(tmp_path, 3)
-    whole = trained.losses("first")
+    trained = Trained(tmp_path, 3, own=True)
+    whole = trained.losses("first", 4)
     assert whole[STEPS] < whole[1] - 0.1
     trained.interrupted_at(EVERY)
-    assert close(trained.losses("second", "--resume", "first", "--num-ranks", "2"), whole)
+    assert close(trained.losses("second", 2, "--resume", "first"), whole)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2, 3, None])
-def test_four_two_four(tmp_path: Path, stage: int | None) -> None:
-    trained = Trained(tmp_path, stage)
-    whole = trained.losses("first")
+@pytest.mark.parametrize(
+    ("stage", "own"), [(1, False), (2, False), (3, False), (1, True), (2, True), (3, True), (None, False)]
+)
+def test_four_two_four(tmp_path: Path, stage: int | None, own: bool) -> None:
+    trained = Trained(tmp_path, stage, own=own)
+    whole = trained.losses("first", 4)
     trained.interrupted_at(EVERY)
-    assert close(trained.losses("second", "--resume", "first", "--num-ranks", "2"), whole)
+    assert close(trained.losses("second", 2, "--resume", "first"), whole)
     trained.interrupted_at(2 * EVERY)
-    assert close(trained.losses("third", "--resume", "second", "--num-ranks", "4"), whole)
+    assert close(trained.losses("third", 4, "--resume", "second"), whole)
 
 
 @pytest.mark.slow
@@ -128,7 +142,7 @@ def test_a_script_of_its_own_goes_on(tmp_path: Path) -> None:
 )
 def test_what_would_train_otherwise_ends(tmp_path: Path, plan: str, more: tuple[str, ...], said: str) -> None:
     trained = Trained(tmp_path, 2)
-    trained.losses("first")
+    trained.losses("first", 4)
     code, _, err = trained.launch(
         "--run-dir", "second", plan, "--resume", "first", "--num-ranks", "2", arguments=(*ARGUMENTS, *more)
     )

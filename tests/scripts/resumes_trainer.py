@@ -1,4 +1,4 @@
-"""A Trainer's own script: two layers, two groups of parameters; prints the losses that its state holds."""
+"""A Trainer's own script: two layers; prints the losses that its state holds."""
 
 import json
 import os

@@ -47,7 +47,7 @@ class Resumed:
             finally:
                 this._config.load_universal_checkpoint = kept
             self._universal = None
-            _restore_groups(this, Path(load_dir, _CONVERTED.format(found)))
+            _restore_optimizer(this, Path(load_dir, _CONVERTED.format(found)))
             steps = this.global_steps
             before = round(this.global_samples / steps) if steps else 0
             _check_batch(before, this.train_batch_size())
@@ -104,16 +104,20 @@ def _batch_of_trainer(checkpoint: Path) -> int:
     return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks)
 
 
-def _restore_groups(engine: Any, folder: Path) -> None:
-    """ZeRO-3 gives every group of parameters the settings of the first, weight decay among them (0.19.8,
-    runtime/zero/stage3.py:3696), where the file has those of each."""
+def _restore_optimizer(engine: Any, folder: Path) -> None:
+    """Undo what ZeRO-3 mixes up (0.19.8, runtime/zero/stage3.py:3661): every group of parameters gets the
+    settings of the first, weight decay among them, where the file has those of each; and all have one tensor
+    that counts their steps, which PyTorch's Adam then counts on once for each of them."""
     path = folder / "zero" / "optimizer_state.pt"
     kept = sys.modules["torch"].load(path, map_location="cpu", mmap=True, weights_only=False)
-    groups = engine.optimizer.optimizer.param_groups
+    optimizer = engine.optimizer.optimizer
     saved = kept.get("param_groups") or ()
-    if len(saved) == len(groups):
-        for group, values in zip(groups, saved, strict=True):
+    if len(saved) == len(optimizer.param_groups):
+        for group, values in zip(optimizer.param_groups, saved, strict=True):
             group.update({name: value for name, value in values.items() if name != "params"})
+    for state in optimizer.state.values():
+        if hasattr(state.get("step"), "clone"):
+            state["step"] = state["step"].clone()
 
 
 def _latest(folder: Any) -> str | None:
