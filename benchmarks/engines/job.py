@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import sys
@@ -19,24 +20,51 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.measure.models import quantise
+
 WARM, TIMED = 3, 8
 
 
 def built(job: dict[str, Any]) -> torch.nn.Module:
     """The model with random bf16 weights on its GPU."""
     config = AutoConfig.for_model(**job["hf_config"])
+    packed = job.get("packed")
     dtype = torch.float32 if job["lora"] is None and job["engine"] == "fsdp2" else torch.bfloat16
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if packed:
+        quantise(model, storage=torch.bfloat16)
     if job["lora"]:
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
+        if packed == "prepared":
+            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         model = get_peft_model(model, LoraConfig(r=job["lora"], target_modules="all-linear"))
+        if packed == "narrow":  # as TRL has adapters
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16) if parameter.requires_grad else parameter
         if job["checkpointing"]:
             model.enable_input_require_grads()
-    if job["checkpointing"] and not (job["engine"] == "fsdp2" and job["wrapping"] == "accelerate"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if job["checkpointing"] and not is_checkpointed_by_accelerate(job):
+        reentrant = {"use_reentrant": bool(job.get("reentrant"))}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
     return model
+
+
+def is_checkpointed_by_accelerate(job: dict[str, Any]) -> bool:
+    """Whether its plugin wraps the layers."""
+    by_plugin = job["engine"] == "fsdp2" and job["wrapping"] == "accelerate"
+    return bool(job["checkpointing"] and by_plugin and not job.get("reentrant"))
+
+
+def optimizer_of(job: dict[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """A fused AdamW, or the row's PACKAGE.CLASS."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    package, _, name = job.get("client", "torch.optim.AdamW").rpartition(".")
+    options = {} if job.get("client") else {"fused": True}
+    made: torch.optim.Optimizer = getattr(importlib.import_module(package), name)(trained, lr=1e-5, **options)
+    return made
 
 
 class OfDeepSpeed:
@@ -76,20 +104,18 @@ class OfAccelerate:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         self.accelerator = Accelerator(
-            mixed_precision="bf16",
+            mixed_precision=job.get("precision", "bf16"),
             gradient_accumulation_steps=job["accumulation"],
             fsdp_plugin=FullyShardedDataParallelPlugin(
                 fsdp_version=2,
                 auto_wrap_policy="transformer_based_wrap",
                 reshard_after_forward=job["reshard"],
-                activation_checkpointing=job["checkpointing"],
+                activation_checkpointing=is_checkpointed_by_accelerate(job),
                 cpu_offload=job["offload"],
                 state_dict_type="SHARDED_STATE_DICT",
             ),
         )
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer_of(job, model))
         self.last = True
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -125,8 +151,7 @@ class OfLoop:
             fully_shard(layer, reshard_after_forward=job["reshard"], **options)
         fully_shard(model, **options)
         self.model = model
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+        self.optimizer = optimizer_of(job, model)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """One micro-batch's."""

@@ -10,9 +10,10 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import zerokit
@@ -54,6 +55,27 @@ ALONE: tuple[tuple[tuple[str, int, int, int, bool, int | None], dict[str, Any]],
     (("qwen2.5-0.5b", 1024, 2, 2, False, None), {"wrapping": "layers"}),
 )
 """FSDP2 in other ways."""
+_PACKED = {"method": "qlora"}
+OTHERS: tuple[
+    tuple[tuple[str, int, int, int, bool, int | None], dict[str, Any], dict[str, Any], dict[str, Any]], ...
+] = (
+    (("llama-3.1-8b", 2048, 2, 1, True, 16), {}, _PACKED, {"packed": "wide"}),
+    (("llama-3.1-8b", 2048, 2, 1, True, 16), {"master_bytes": 2}, _PACKED, {"packed": "narrow"}),
+    (("llama-3.2-3b", 1024, 4, 1, False, 16), {"reshard_after_forward": False},
+     {**_PACKED, "trainer": "axolotl"}, {"packed": "prepared"}),
+    (("qwen3-8b", 2048, 2, 2, True, 16), {"wrapping": "layers", "master_bytes": 4}, _PACKED,
+     {"packed": "wide"}),
+    (("llama-3.1-8b", 2048, 1, 1, True, 16), {"offload": True}, _PACKED, {"packed": "wide"}),
+    (("llama-3.2-3b", 2048, 2, 1, True, None), {"client_optimizer": "adamw_torch_8bit"}, {},
+     {"client": "torchao.optim.AdamW8bit"}),
+    (("llama-3.2-1b", 1024, 4, 1, False, None), {"client_optimizer": "adamw_torch_4bit"}, {},
+     {"client": "torchao.optim.AdamW4bit"}),
+    (("llama-3.2-3b", 2048, 2, 1, True, None), {"precision": "fp16"}, {}, {"precision": "fp16"}),
+    (("llama-3.2-3b", 1024, 4, 1, True, 16), {}, {"reentrant": "on"}, {"reentrant": True}),
+    (("qwen3-30b-a3b", 1024, 2, 1, True, 16), {}, {}, {}),
+)  # fmt: skip
+"""FSDP2 with 4-bit weights, other optimizers, fp16, reentrant checkpoints, experts: job, settings, more
+arguments of a plan, what ``job.py`` is told."""
 
 
 def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
@@ -70,17 +92,15 @@ def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
 def fsdp2(job: tuple[str, int, int, int, bool, int | None], **settings: Any) -> Strategy:
     """The job's strategy under FSDP2."""
     _, _, batch, accumulation, checkpointing, lora = job
-    settings = {"wrapping": "accelerate", **settings}
-    whole = lora and settings["wrapping"] == "layers"
-    own = Fsdp2Settings(
-        precision="bf16", micro_batch=batch, gradient_accumulation=accumulation,
-        master_bytes=2 if whole else 4, **settings,
-    )  # fmt: skip
+    whole = lora and settings.get("wrapping") == "layers"
+    client = {"optimizer": None} if "client_optimizer" in settings else {}
+    plain = {"wrapping": "accelerate", "precision": "bf16", "master_bytes": 2 if whole else 4, **client}
+    own = Fsdp2Settings(**{**plain, "micro_batch": batch, "gradient_accumulation": accumulation, **settings})
     return Strategy(settings=own, data_parallel=GPUS, checkpointing="full" if checkpointing else "none")
 
 
-def cases() -> Iterator[tuple[str, tuple[str, int, int, int, bool, int | None], dict[str, Any]]]:
-    """(pair, job, how it is trained)."""
+def cases() -> Iterator[tuple[Any, ...]]:
+    """(pair, job, how it is trained), of some what more a plan and ``job.py`` are told."""
     for number, job in enumerate(PAIRS):
         yield f"{number}.whole", job, {"zero": 2}
         yield f"{number}.whole", job, {"reshard_after_forward": False}
@@ -88,17 +108,25 @@ def cases() -> Iterator[tuple[str, tuple[str, int, int, int, bool, int | None], 
         yield f"{number}.divided", job, {}
     for number, (job, how) in enumerate(ALONE):
         yield f"alone.{number}", job, how
+    for number, other in enumerate(OTHERS):
+        yield f"other.{number}", *other
 
 
 def row(
-    pair: str, job: tuple[str, int, int, int, bool, int | None], how: dict[str, Any], host: float | None
+    pair: str,
+    job: tuple[str, int, int, int, bool, int | None],
+    how: dict[str, Any],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    told: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    host: float | None,
 ) -> dict[str, Any]:
     """One job with what is said of it."""
     model, tokens, batch, accumulation, checkpointing, lora = job
     profile = profiles.load(model, "5.17")
     assert profile is not None
     zero = how.get("zero")
-    asked = {**options(job), "engine": "deepspeed", **({"zero": zero} if zero else {})}
+    asked = {**options(job), **more, "engine": "deepspeed", **({"zero": zero} if zero else {})}
     plan = zerokit.plan(**asked)
     assert plan.plan is not None
     strategy = plan.plan.chosen.strategy if zero else fsdp2(job, **how)
@@ -114,7 +142,7 @@ def row(
         "id": f"{pair}.{f'zero{zero}' if zero else 'fsdp2'}", "pair": pair, "model": model,
         "hf_config": profile.hf_config, "tokens": tokens, "batch": batch, "accumulation": accumulation,
         "checkpointing": checkpointing, "lora": lora, "engine": "deepspeed" if zero else "fsdp2",
-        "deepspeed_config": config, **settings,
+        "deepspeed_config": config, **settings, **told,
         "said": {"step_seconds": time.step_seconds, "range": step_range(space.timing, strategy, memory),
                  "phases": dict(memory.ranks[0].phases)},
     }  # fmt: skip
@@ -168,7 +196,7 @@ class Compared:
 def compared(rows: Sequence[dict[str, Any]], host: float | None = None) -> list[tuple[str, Compared]]:
     """Each measured row beside what is said of it, and its pair."""
     measured = {row["id"]: row for row in rows}
-    said = ((pair, row(pair, job, how, host)) for pair, job, how in cases())
+    said = ((case[0], row(*case, host=host)) for case in cases())
     return [(pair, Compared(job, measured[job["id"]])) for pair, job in said if job["id"] in measured]
 
 
@@ -230,7 +258,7 @@ def main() -> None:
         compare([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()], host)
         return
     for case in cases():
-        print(json.dumps(row(*case, host)))
+        print(json.dumps(row(*case, host=host)))
 
 
 if __name__ == "__main__":

@@ -87,8 +87,9 @@ def training_dtype(deepspeed_config: Mapping[str, Any]) -> torch.dtype:
     return torch.float32
 
 
-def quantise(model: torch.nn.Module) -> None:
-    """Linear layers but the head in NF4 on the GPU, as ``load_in_4bit=True`` loads them."""
+def quantise(model: torch.nn.Module, storage: torch.dtype = torch.uint8) -> None:
+    """Linear layers but the head in NF4 on the GPU, as ``load_in_4bit=True`` loads them; ``storage``: of
+    ``bnb_4bit_quant_storage``."""
     import bitsandbytes  # type: ignore[import-not-found]
 
     head = model.get_output_embeddings()  # type: ignore[operator]
@@ -102,11 +103,13 @@ def quantise(model: torch.nn.Module) -> None:
             compute_dtype=layer.weight.dtype,
             compress_statistics=True,
             quant_type="nf4",
+            quant_storage=storage,
             device="meta",
         )
         quantized.weight = bitsandbytes.nn.Params4bit(
-            layer.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4"
-        )
+            layer.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4",
+            quant_storage=storage, module=quantized,
+        )  # fmt: skip
         quantized.bias = layer.bias
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, quantized.to("cuda"))
