@@ -20,3 +20,7 @@ for _ in range(6):
     loss = engine(input_ids=ids, labels=ids).loss
     engine.backward(loss)
     engine.step()
+
+from deepspeed.compile.backend import opt_passes  # noqa: E402
+
+assert "zero3_compile" in opt_passes  # which an engine has registered before the compiler was imported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -106,6 +107,32 @@ def engine(context: Context, module: ModuleType) -> None:
     after(cls, "step", lambda self: phases.enter("other"))
     after(cls, "_take_model_step", phases.step_done)
     before(cls, "__init__", begin)
+    if hasattr(cls, "register_compile_pass"):
+        _wait_for_compiler(cls)
+
+
+_COMPILER = "deepspeed.compile.backend"
+_waiting_passes: list[tuple[Any, ...]] = []
+
+
+def _wait_for_compiler(cls: Any) -> None:
+    """An engine registers passes of a compiler that few scripts use (``engine.py:726``, 0.19.8), whose import
+    takes Inductor's lowerings, half a second of CPU: they are registered when it is imported."""
+    original = cls.register_compile_pass
+
+    @in_place_of(cls, "register_compile_pass")
+    def register(self: Any, *args: Any) -> None:
+        if _COMPILER in sys.modules:
+            original(self, *args)
+        else:
+            _waiting_passes.append(args)
+
+
+def compiler(context: Context, module: ModuleType) -> None:
+    """The passes that engines have registered so far."""
+    for args in _waiting_passes:
+        module.register_compile_pass(*args)
+    _waiting_passes.clear()
 
 
 def flattening(context: Context, module: ModuleType) -> None:
