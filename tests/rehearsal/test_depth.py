@@ -22,6 +22,11 @@ model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model"))
 if "--freeze" in rest:
     for layer in model.model.layers[:6]:
         layer.requires_grad_(False)
+if "--lora" in rest:
+    from peft import LoraConfig, get_peft_model
+
+    adapters = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
 row = {"input_ids": [1] * 256, "labels": [1] * 256}
 Trainer(model=model, args=arguments, train_dataset=[row] * 64).train()
 """
@@ -83,6 +88,17 @@ def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
 
 
+@pytest.mark.slow  # 24 layers rehearsed in whole
+def test_few_layers_tell_of_adapters_in_16_bits(tmp_path: Path) -> None:
+    (tmp_path / "ds_config.json").write_text(json.dumps(ZERO_3))
+    words = ("--lora", "--bf16", "True", "--deepspeed", "ds_config.json")
+    config = {**DEEP, "dtype": "bfloat16"}
+    few, whole = (rehearsed(tmp_path, config, *words, gpus=8, whole=whole) for whole in (False, True))
+    assert (few["depth"], whole["depth"]) == ({"layers": [3, 6], "of": 24}, "whole")
+    told, seen = (body["ranks"][0]["peak_allocated_bytes"] for body in (few, whole))
+    assert abs(told / seen - 1) < 0.0005
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("config", "words"), [(DENSE_FIRST, ()), (ALTERNATING, ()), (LLAMA, ("--freeze",))])
 def test_layers_that_differ_are_rehearsed_all(
@@ -105,6 +121,9 @@ def rehearsed(folder: Path, config: dict[str, Any], *words: str, **options: Any)
 
 
 DEEP = {**LLAMA, "num_hidden_layers": 24}
+ZERO_3 = {
+    "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}
+}  # fmt: skip
 OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_seconds_range")
 """What differs between two rehearsals; of the step's seconds by little."""
 

@@ -118,8 +118,12 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
     if nodes > 1:
         options["nodes"] = str(nodes)
     options |= options_of(done, {}, 1)[0]
-    if engine.get("gradient_checkpointing"):
-        options["checkpointing"] = "full"
+    model = done.model or {}
+    options["checkpointing"] = "full" if engine.get("gradient_checkpointing") else "none"
+    if engine.get("gradient_checkpointing") and model.get("reentrant") is not None:
+        options["reentrant"] = "on" if model["reentrant"] else "off"
+    if model.get("lora_narrow"):  # as TRL makes adapters under ZeRO-3; the loss is the same at any depth
+        options |= {"trainer": "trl", "loss": "standard"}
     request = resolve(options, single=True, file=True).request
     rows = max(engine.get("batch_rows") or 1, engine.get("micro_batch") or 1)  # pairs are several
     if engine.get("engine") == "fsdp2":

@@ -35,7 +35,8 @@ from zerokit.rehearsal.result import FROZEN, QUANTISED, WEIGHTS
 
 
 def describe(module: Any) -> dict[str, Any]:
-    """``config``: Hugging Face's, None of another model; ``method``; adapters' ``lora_rank`` and targets."""
+    """``config``: Hugging Face's, None of another model; ``method``; adapters' ``lora_rank`` and targets, and
+    whether they are in the precision of the weights, ``lora_narrow``; ``reentrant``: its checkpointing."""
     adapters = getattr(module, "peft_config", None)
     base = module
     if adapters:
@@ -45,14 +46,23 @@ def describe(module: Any) -> dict[str, Any]:
     if hasattr(getattr(base, "config", None), "to_dict"):
         with contextlib.suppress(TypeError, ValueError):
             config = json.loads(json.dumps(base.config.to_dict(), default=str))
-    facts: dict[str, Any] = {"config": config, "method": "full"}
+    facts: dict[str, Any] = {"config": config, "method": "full", "reentrant": _is_reentrant(module)}
     lora = next(iter(adapters.values()), None) if isinstance(adapters, dict) else None
     if lora is not None and getattr(lora, "r", None):
         facts |= {"method": "lora", "lora_rank": int(lora.r), "lora_targets": list(adapter_targets(module)),
-                  "lora_dropout": float(getattr(lora, "lora_dropout", 0.0))}  # fmt: skip
+                  "lora_dropout": float(getattr(lora, "lora_dropout", 0.0)),
+                  "lora_narrow": len({one.dtype for one in module.parameters()}) == 1}  # fmt: skip
         if getattr(base, "is_loaded_in_4bit", False):
             facts["method"] = "qlora"
     return facts
+
+
+def _is_reentrant(module: Any) -> bool | None:
+    """Whether layers of Hugging Face's are checkpointed with ``use_reentrant``; None: they are not, or it is
+    not known (transformers 5.23, modeling_utils.py:3162)."""
+    functions = (getattr(part, "_gradient_checkpointing_func", None) for part in module.modules())
+    given = {getattr(function, "keywords", {}).get("use_reentrant") for function in functions if function}
+    return given.pop() if len(given) == 1 else None
 
 
 def is_fully_sharded(module: Any) -> bool:
