@@ -7,6 +7,7 @@ import importlib.util
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.fields import Say as Say
 from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
-from zerokit.memory.components import Component
+from zerokit.memory.components import Component, LazyMapping
 from zerokit.memory.estimate import (
     covers,
     estimate_traced,
@@ -491,11 +492,7 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
         phases = {phase: max(0, rank.phases[BY_NAME[phase].replay] + more) for phase, more in extra.items()}
         phases = {phase: phases.get(phase, rank.phases.get(phase, 0)) for phase in (*phases, *rank.phases)}
         more = max(phases.values()) - rank.peak_allocated_bytes
-        parts = dict(rank.components)
-        if more > 0:
-            parts[Component.SCRIPT.value] = more
-        elif more < 0:
-            parts = lessened(parts, -more)
+        parts = LazyMapping(partial(_with_script, rank.components, more))  # a search looks into few
         ranks.append(_rank(rank, phases, parts))
     more = max(r.peak_allocated_bytes for r in ranks) - replayed.worst.peak_allocated_bytes
     note = Note(
@@ -508,6 +505,13 @@ def _with_extra(replayed: MemoryEstimate, extra: Mapping[str, int], name: str) -
         min_vram_bytes=replayed.min_vram_bytes + more,
         assumptions=(*replayed.assumptions, note),
     )
+
+
+def _with_script(parts: Mapping[str, int], more: int) -> dict[str, int]:
+    """The parts of a peak with so many bytes more, which a script holds, or fewer."""
+    if more <= 0:
+        return lessened(parts, -more)
+    return {**parts, Component.SCRIPT.value: more}
 
 
 def _rank(rank: RankEstimate, phases: Mapping[str, int], parts: Mapping[str, int]) -> RankEstimate:
