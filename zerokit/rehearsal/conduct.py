@@ -297,7 +297,8 @@ def _run(
     output = folder / "output"
     link_data_cache(user_data_cache(script.environment), make_caches(folder))
     gpu = fake_gpu(request, script.ranks)
-    environment = environment_at(script.environment, zygote.sees(gpu, script.environment, folder))
+    seen_at = zygote.sees(gpu, script.environment, folder, script.arguments)
+    environment = environment_at(script.environment, seen_at)
     if exchange.fewer_layers is not None and not zygote.forks:
         return {"whole": "each rehearsal imports its libraries here"}, ""
     host = request.host or step_time.machine(request.gpu)[0]

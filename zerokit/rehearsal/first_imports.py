@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,12 @@ class FirstImports:
     are_later: bool = False
 
 
-def first_imports(target: Target) -> FirstImports:
+def first_imports(target: Target, arguments: Sequence[str] = ()) -> FirstImports:
     """The imports in their order.
 
     Of a script only what stands before its first other statement, as that may decide what an import does. A
     module of an installed package decides no such thing but by what it sets: of one, all that nothing guards,
-    in functions, too, where they are called.
+    in functions, too, where they are called, and DeepSpeed, where its arguments ask Transformers for it.
     """
     try:
         path = Path(target.script) if target.script is not None else find_module(target.name)
@@ -39,7 +39,10 @@ def first_imports(target: Target) -> FirstImports:
     is_installed = target.script is None and installed_package(path) is not None
     parents = [target.name.rpartition(".")[0]] if is_installed else []
     found = _First(path.parent if target.script is not None else Path.cwd(), whole=is_installed)
-    names = dict.fromkeys([*filter(None, parents), *found.of_file(path)])
+    asked = (
+        ["deepspeed"] if is_installed and "--deepspeed" in arguments and _is_installed("deepspeed") else []
+    )
+    names = dict.fromkeys([*filter(None, parents), *found.of_file(path), *asked])
     return FirstImports(tuple(names), are_later=is_installed)
 
 

@@ -261,10 +261,10 @@ class Zygote:
         process, self._process = self._process, None
         return process.end() if process is not None else (0, b"")
 
-    def sees(self, gpu: FakeGpu, base: Mapping[str, str], folder: Path) -> Path:
+    def sees(self, gpu: FakeGpu, base: Mapping[str, str], folder: Path, arguments: Sequence[str]) -> Path:
         """Where the next script to run sees its temporary folder, ``folder``; ``base``: its variables,
-        without those of a rehearsal."""
-        process = self._ready(gpu, base)
+        without those of a rehearsal; ``arguments``: its own, by which DeepSpeed may be asked for."""
+        process = self._ready(gpu, base, arguments)
         return process.folder if process.no_namespaces is None else folder
 
     @property
@@ -272,14 +272,14 @@ class Zygote:
         """Whether the next script runs in a fork of a process that has its libraries."""
         return not self._alone and self._process is not None and self._process.no_namespaces is None
 
-    def _ready(self, gpu: FakeGpu, base: Mapping[str, str]) -> _Process:
+    def _ready(self, gpu: FakeGpu, base: Mapping[str, str], arguments: Sequence[str]) -> _Process:
         process = self._process
         if process is not None and (process.has_ended or process.gpu != gpu):
             self._end()
         if self._process is None:
             if not self._alone:
                 base = without_launcher(os.environ if self._base is None else self._base)
-            imports = first_imports(self._target)
+            imports = first_imports(self._target, arguments)
             # torch is imported for every script, and the standard library costs nothing
             names = tuple(
                 name

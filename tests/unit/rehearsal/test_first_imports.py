@@ -52,6 +52,8 @@ def test_of_an_installed_module_all_that_it_calls() -> None:
     assert found.are_later
     assert found.names[0] == "trl.scripts"
     assert {"trl:SFTConfig", "trl:SFTTrainer", "datasets:load_dataset"} <= {*found.names}
+    under_deepspeed = first_imports(target, ("--deepspeed", "ds_config.json"))
+    assert under_deepspeed.names == (*found.names, "deepspeed")
 
 
 def test_what_is_not_there_imports_nothing() -> None:

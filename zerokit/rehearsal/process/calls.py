@@ -40,15 +40,17 @@ class _Kinds:
 
     def __init__(self) -> None:
         # by id: a code's hash would read all its constants
-        self._known: dict[int | str, tuple[int, CodeType | str]] = {}
+        self.known: dict[int | str, int] = {}
+        self._codes: list[CodeType | str] = []  # whose ids are those of no other
 
     def of(self, code: CodeType | str) -> int:
         """How the calls of a function count; one in C is a text."""
         key = code if isinstance(code, str) else id(code)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._kind(code), code
-        return found[0]
+        kind = self.known.get(key)
+        if kind is None:
+            kind = self.known[key] = self._kind(code)
+            self._codes.append(code)
+        return kind
 
     @staticmethod
     def _kind(code: CodeType | str) -> int:
@@ -127,11 +129,13 @@ class Calls:
         if not thread.counts:
             return
         thread.counts = False
-        profiler, kind_of = thread.profiler, self._kinds.of
+        profiler, kind_of, known = thread.profiler, self._kinds.of, self._kinds.known
         profiler.disable()
         python = c = 0
         for code, count, _, _, _, inner in profiler.getstats():
-            kind = kind_of(code)
+            kind = known.get(code if code.__class__ is str else id(code))
+            if kind is None:
+                kind = kind_of(code)
             if kind == _C:
                 c += count
             elif kind in (_USUAL, _CONTEXT):  # a generator that goes on is a call here

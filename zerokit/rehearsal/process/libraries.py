@@ -110,14 +110,17 @@ class Watch:
     Args:
         reads: what was read when those were imported that may come after what it sets.
         assumed: the variables that were set for that.
+        learns: whether nobody has told yet what the script imports.
     """
 
-    def __init__(self, reads: VariablesRead, assumed: dict[str, str]) -> None:
+    def __init__(self, reads: VariablesRead, assumed: dict[str, str], *, learns: bool) -> None:
         self._reads, self._assumed = reads, assumed
         self._before = dict(os.environ)
         self._values: dict[str, set[str]] = {}
         self._set = _ENVIRONMENT.__setitem__
-        self._functions = {name: _functions(attributes) for name, attributes in _installed()}
+        self._learns = learns  # looking through all modules, this process gets their pages for itself
+        before = _installed() if learns else ()
+        self._functions = {name: _functions(attributes) for name, attributes in before}
 
         def set_(environment: Any, name: str, value: str) -> None:
             if not _is_in_import_of_library():  # which sets it again wherever it is imported
@@ -140,7 +143,7 @@ class Watch:
                 return {"stale": f"{name} was read when libraries were imported"}
         kept = {name: values for name, values in self._values.items() if values == {os.environ.get(name)}}
         made = {name: min(values) for name, values in kept.items() if values != {self._before.get(name)}}
-        return {"imports": self._imports(), "set": made}
+        return {"imports": self._imports() if self._learns else [], "set": made}
 
     def _imports(self) -> list[str]:
         replaced: dict[str, Any] = {}

@@ -194,7 +194,8 @@ class Zygote:
         with tempfile.TemporaryFile(dir=self._script.folder) as report:
             child = self._fork(order, files[0])
             if not child:
-                self._run(replace(order, progress_fd=files[1]), report.fileno(), watched=not told["alone"])
+                learns = None if told["alone"] else not told["imports"]
+                self._run(replace(order, progress_fd=files[1]), report.fileno(), learns)
             code = self._wait(child)
             report.seek(0)
             said = report.read()
@@ -227,8 +228,9 @@ class Zygote:
                 os.waitpid(child, 0)
                 return None
 
-    def _run(self, order: Order, report: int, *, watched: bool) -> NoReturn:
-        """In a fork: become the order's process, run it, and end."""
+    def _run(self, order: Order, report: int, learns: bool | None) -> NoReturn:
+        """In a fork: become the order's process, run it, and end; ``learns``: as :class:`Watch` does, None:
+        nobody watches it."""
         code = 1
         try:
             os.chdir(order.cwd)
@@ -244,7 +246,7 @@ class Zygote:
                 self._take_environment(order.environment)
                 if self._no_namespaces is not None:
                     sandbox.refuse_writes(_shared(order))
-                trains = self._watched(report) if watched else None
+                trains = None if learns is None else self._watched(report, learns)
                 self._rehearsed.run(order, self._no_namespaces, trains)
                 if trains is not None:  # it may have ended before: for what it found imported, perhaps
                     trains()
@@ -268,9 +270,9 @@ class Zygote:
         if (numpy := sys.modules.get("numpy.random")) is not None:
             numpy.seed()
 
-    def _watched(self, report: int) -> Callable[[], None]:
+    def _watched(self, report: int, learns: bool) -> Callable[[], None]:
         """Watch the script until the function is called that this returns: it trains, or has ended."""
-        watch: Watch | None = Watch(self._later, self._set)
+        watch: Watch | None = Watch(self._later, self._set, learns=learns)
 
         def trains() -> None:
             nonlocal watch
