@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 PREFIX = "zerokit: "
-COMMANDS = ("plan", "estimate", "check", "size", "emit", "convert", "launch", "rehearse", "tune", "report",
-            "watch", "gpus", "models", "recipes", "doctor", "help", "explain")  # fmt: skip
+COMMANDS = ("plan", "estimate", "check", "size", "emit", "convert", "launch", "weights", "rehearse", "tune",
+            "report", "watch", "gpus", "models", "recipes", "doctor", "help", "explain")  # fmt: skip
 """In the order of the help."""
 _NARROWEST = 40
 _DEFAULT = 80  # a terminal that does not tell its width

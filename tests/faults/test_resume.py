@@ -16,10 +16,14 @@ import pytest
 
 import zerokit
 from tests.faults.conftest import Run
+from tests.support.command import called
 from tests.support.packages import needs
 
 needs("deepspeed")
 needs("transformers")
+torch = pytest.importorskip("torch")
+AutoModelForCausalLM = pytest.importorskip("transformers").AutoModelForCausalLM
+load_file = pytest.importorskip("safetensors.torch").load_file
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 BAR = 1e-3
 SHAPE = {
@@ -75,6 +79,13 @@ class Trained:
         line = next(line for line in out.splitlines() if line.startswith("losses "))
         return {int(step): loss for step, loss in json.loads(line.removeprefix("losses ")).items()}
 
+    def weights(self, checkpoint: str) -> dict[str, list[float]]:
+        """As ``zerokit weights`` writes them, and Transformers loads them."""
+        code, out, err = called("weights", checkpoint, "--out", "model", folder=self.folder)
+        assert code == 0, out + err
+        model = AutoModelForCausalLM.from_pretrained(self.folder / "model")
+        return {name: weight.flatten().tolist() for name, weight in model.named_parameters()}
+
     def interrupted_at(self, step: int) -> None:
         for later in range(step + EVERY, STEPS + 1, EVERY):
             shutil.rmtree(self.folder / "out" / f"checkpoint-{later}")
@@ -90,6 +101,24 @@ def test_two_ranks_go_on_where_four_were(tmp_path: Path) -> None:
     assert whole[STEPS] < whole[1] - 0.1
     trained.interrupted_at(EVERY)
     assert close(trained.losses("second", 2, "--resume", "first"), whole)
+    converted = Path("out") / f"checkpoint-{EVERY}" / f"global_step{EVERY}_universal" / "zero"
+    assert trained.weights(f"out/checkpoint-{EVERY}") == {
+        path.parent.name: torch.load(path).flatten().tolist()
+        for path in (tmp_path / converted).glob("*/fp32.pt")
+    }
+
+
+@pytest.mark.slow
+def test_weights_that_fsdp2_sharded_are_those_that_it_saves_whole(tmp_path: Path) -> None:
+    trained = Trained(tmp_path, None)
+    trained.losses("whole", 4)
+    saved = load_file(tmp_path / "out" / f"checkpoint-{EVERY}" / "model.safetensors")
+    file = tmp_path / "plan" / "accelerate.yaml"
+    file.write_text(file.read_text().replace("FULL_STATE_DICT", "SHARDED_STATE_DICT"))
+    trained.losses("sharded", 4, "--accept-mismatch")
+    assert trained.weights(f"out/checkpoint-{EVERY}") == {
+        name: weight.flatten().tolist() for name, weight in saved.items()
+    }
 
 
 @pytest.mark.slow

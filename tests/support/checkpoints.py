@@ -16,7 +16,8 @@ def write_run_with_checkpoint(run: Path, checkpoint: Path, *, ranks: int) -> Non
     (run / "command.json").write_text(json.dumps({"expected_ranks": ranks}))
     folder = checkpoint / "global_step200"
     folder.mkdir(parents=True)
-    (checkpoint / "trainer_state.json").write_text("{}")
+    for name in ("trainer_state.json", "config.json"):
+        (checkpoint / name).write_text("{}")
     (checkpoint / "latest").write_text(folder.name)
     weight, state = torch.zeros(8, 8), torch.zeros(64 // ranks)
     for rank in range(ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.checkpoints.files import ZeroFiles, sharded_model, zero_files
+from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS
 from zerokit.errors import InputError, NothingFits
 from zerokit.files import write_whole
 from zerokit.machine.host import detect_host
@@ -123,11 +125,7 @@ def make_universal(files: ZeroFiles, workers: int) -> None:
 
 @frozen_dataclass
 class Weights:
-    """What writes plain weights of a checkpoint, and what that needs.
-
-    Attributes:
-        checkpoint: the folder; ``beside`` it lie the model's configuration and tokenizer.
-    """
+    """What writes plain weights of a ``checkpoint``'s folder, and what that needs."""
 
     checkpoint: Path
     task: tuple[str, ...]
@@ -135,43 +133,59 @@ class Weights:
 
     @classmethod
     def of(cls, checkpoint: Path) -> Weights:
-        """Read a checkpoint that ZeRO or FSDP divided. Raises InputError: it is neither, or is adapters'."""
+        """Read a checkpoint that ZeRO or FSDP divided. Raises InputError: there is none, or of adapters."""
+        if not checkpoint.is_dir():
+            raise InputError(f"{checkpoint}: no such folder; give a run's, or a checkpoint's")
         files, sharded = zero_files(checkpoint), sharded_model(checkpoint)
+        if any(checkpoint.glob("adapter_*")) or (files is not None and zero_facts(files)["adapters"]):
+            raise InputError(
+                f"{checkpoint} holds adapters, and only whole models are converted: a Trainer's lie there as "
+                f"PeftModel.from_pretrained loads them; of others, {CONVERTS_ADAPTERS} writes them"
+            )
         if files is not None and files.unsupported:
-            raise InputError(f"{files.folder}: {files.unsupported} are not converted")
+            raise InputError(f"{files.folder} holds {files.unsupported}, which is not converted")
         if files is not None:
             facts = zero_facts(files)
-            size, parts = 4 * facts["weights"], 4 * facts["largest"] + _SHARD_BYTES
-            host = _PROCESS_BYTES + min(size + 4 * facts["largest"], max(parts, 8 * facts["largest"]))
-            needs = Needs(disk_bytes=size, kept_bytes=size, host_bytes=host)
+            size, largest = 4 * facts["weights"], 4 * facts["largest"]
+            shard = min(size, max(_SHARD_BYTES, largest))
             task: tuple[str, ...] = ("zero_to_weights", str(files.folder.parent), files.folder.name)
         elif sharded is not None:
-            size = sum(path.stat().st_size for path in sharded.iterdir())
-            needs = Needs(disk_bytes=size, kept_bytes=size, host_bytes=_PROCESS_BYTES + 2 * size)
+            size = shard = largest = sum(path.stat().st_size for path in sharded.iterdir())
             task = ("sharded_to_weights", str(sharded))
         else:
-            raise InputError(f"{checkpoint}: neither ZeRO nor FSDP divided it; its weights load as they are")
-        if any(checkpoint.glob("adapter_*")):
             raise InputError(
-                f"{checkpoint} holds adapters, which PeftModel.from_pretrained loads as they are; only whole "
-                "models are converted"
+                f"{checkpoint}: neither ZeRO nor FSDP divided it; from_pretrained loads a Trainer's as it is"
             )
+        needs = Needs(disk_bytes=size, kept_bytes=size, host_bytes=_PROCESS_BYTES + shard + largest)
         return cls(checkpoint=checkpoint, task=task, needs=needs)
 
-    def write(self, out: Path) -> list[str]:
-        """Write them, with the checkpoint's configuration and tokenizer; returns the names of the files.
-        Raises InputError: the folder is not empty, or the tool failed."""
+    def write(self, out: Path, *, dry_run: bool = False) -> list[str]:
+        """Write them, with the checkpoint's configuration and tokenizer; returns the names of the files, none
+        of a dry run.
+
+        Raises:
+            InputError: the folder is not empty, the model's configuration is missing, or the tool failed.
+            NothingFits: there is no room.
+        """
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"⟨out⟩ {out}: not empty; name a new folder")
-        self.needs.check(f"writing the weights of {self.checkpoint}", out)
-        made = out.exists()
+        beside = [path for path in self.checkpoint.iterdir() if path.suffix in _BESIDE_WEIGHTS]
+        if not any(path.name == "config.json" for path in beside):
+            raise InputError(
+                f"{self.checkpoint} holds no config.json, without which nothing loads the weights: put the "
+                "model's there"
+            )
+        self.needs.check("that", out)
+        if dry_run:
+            return []
+        is_new = not out.exists()
         try:
             _in_torch(*self.task, str(out))
-            for path in self.checkpoint.iterdir():
-                if path.suffix in _BESIDE_WEIGHTS and not path.name.endswith(_NOT_BESIDE):
+            for path in beside:
+                if not path.name.endswith(_NOT_BESIDE):
                     shutil.copy2(path, out)
         except BaseException:
-            if not made:
+            if is_new:
                 shutil.rmtree(out, ignore_errors=True)
             raise
         return sorted(path.name for path in out.iterdir())
@@ -181,6 +195,9 @@ _BESIDE_WEIGHTS = (".json", ".jinja", ".model", ".txt")
 _NOT_BESIDE = ("trainer_state.json", ".index.json")
 
 
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception)\b")
+
+
 def _in_torch(*task: str) -> Any:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "zerokit.checkpoints.in_torch", *task]
@@ -188,6 +205,7 @@ def _in_torch(*task: str) -> Any:
         command, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise InputError(f"{task[1]}: {task[0]} failed: {last}")
+        lines = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+        why = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
+        raise InputError(f"{task[1]}: {task[0]} failed: {why}")
     return json.loads(done.stdout.strip().splitlines()[-1])

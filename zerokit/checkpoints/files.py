@@ -51,7 +51,7 @@ def zero_files(checkpoint: Path) -> ZeroFiles | None:
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
         raise InputError(
-            f"{checkpoint} holds the states of {len(folders)} engines ({names}); only one can be converted"
+            f"{checkpoint} holds {len(folders)} folders of ZeRO's files ({names}), and one can be converted"
         )
     folder, numbers = folders[0], sorted({int(match["rank"]) for _, match in found})
     ranks = len(numbers)

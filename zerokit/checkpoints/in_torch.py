@@ -33,6 +33,7 @@ def zero_facts(folder: str) -> dict[str, Any]:
         "buffers": sorted(model.get("buffer_names") or ()),
         "frozen": sorted(frozen),
         "weights": sum(map(math.prod, [*shapes, *frozen.values()])),
+        "adapters": any(".lora_" in name for group in model["param_shapes"] or () for name in group),
         "names": len(shapes),
         "largest": max(map(math.prod, shapes), default=0),
         "mics": int(zero.get("mics_shard_size") or 0),
@@ -62,10 +63,21 @@ def to_universal(folder: str, out: str, workers: str) -> None:
 
 
 def zero_to_weights(folder: str, tag: str, out: str) -> None:
-    """Write fp32 weights with DeepSpeed's own converter (0.19.8, utils/zero_to_fp32.py)."""
-    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
+    """Write fp32 weights with DeepSpeed's own converter (0.19.8, utils/zero_to_fp32.py).
 
-    convert_zero_checkpoint_to_fp32_state_dict(folder, out, safe_serialization=True, tag=tag)
+    Of weights that are tied it writes one: safetensors refuses both, and the configuration ties them again.
+    """
+    from deepspeed.utils import zero_to_fp32
+
+    read = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint
+
+    def untied(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = read(*args, **kwargs)
+        first = {id(tensor): name for name, tensor in reversed(state.items())}
+        return {name: tensor for name, tensor in state.items() if first[id(tensor)] == name}
+
+    zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint = untied
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(folder, out, safe_serialization=True, tag=tag)
 
 
 def sharded_to_weights(folder: str, out: str) -> None:

@@ -18,8 +18,8 @@ from zerokit.values import frozen_dataclass
 
 DEEPSPEED_VERSION = "0.19.8"
 
-CONVERTS_A_CHECKPOINT = "python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR"
-"""Makes weights that load of a ZeRO checkpoint, which has the script beside it."""
+CONVERTS_A_CHECKPOINT = "zerokit weights CHECKPOINT --out DIR"
+"""Makes weights that load of a ZeRO checkpoint."""
 
 CONVERTS_ADAPTERS = "load_state_dict_from_zero_checkpoint(peft_model, DIR).save_pretrained(OUT)"
 """The same of adapters, in Python (deepspeed.utils.zero_to_fp32): PeftModel cannot load what the script

@@ -31,10 +31,15 @@ from zerokit.units import counted
 _ATTEMPT = re.compile(r"(?:retry|restart)-(\d+)")
 
 
+def is_run(folder: Path) -> bool:
+    """Whether `zerokit launch` wrote this folder."""
+    return (folder / COMMAND_FILE).is_file()
+
+
 def point_of(run: Path) -> ResumePoint:
     """The newest whole checkpoint of a run that is over, or of its last attempt that wrote one. Raises
     InputError: it still runs, is no run, or has none."""
-    if not (run / COMMAND_FILE).is_file():
+    if not is_run(run):
         raise InputError(f"⟨resume⟩ {run}: not a run folder, as `zerokit launch` writes them")
     if is_launch_alive(run):
         raise InputError(f"⟨resume⟩ {run}: this run is not over; `zerokit watch` shows it")

@@ -48,7 +48,7 @@ def test_missing_ranks_and_several_engines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the last is of rank 2"):
         zero_files(tmp_path / "c")
     write_zero(tmp_path / "c" / "pytorch_model_1", 3)
-    with pytest.raises(InputError, match=r"2 engines \(pytorch_model, pytorch_model_1\)"):
+    with pytest.raises(InputError, match=r"2 folders .*\(pytorch_model, pytorch_model_1\)"):
         zero_files(tmp_path / "c")
 
 
