@@ -107,7 +107,8 @@ def _batch_of_trainer(checkpoint: Path) -> int:
 def _restore_optimizer(engine: Any, folder: Path) -> None:
     """Undo what ZeRO-3 mixes up (0.19.8, runtime/zero/stage3.py:3661): every group of parameters gets the
     settings of the first, weight decay among them, where the file has those of each; and all have one tensor
-    that counts their steps, which PyTorch's Adam then counts on once for each of them."""
+    that counts their steps, which PyTorch's Adam then counts on once for each of them. Of any stage that
+    tensor is the host's, and a fused Adam wants its parameter's device (torch/optim/optimizer.py, 2.13)."""
     path = folder / "zero" / "optimizer_state.pt"
     kept = sys.modules["torch"].load(path, map_location="cpu", mmap=True, weights_only=False)
     optimizer = engine.optimizer.optimizer
@@ -115,9 +116,10 @@ def _restore_optimizer(engine: Any, folder: Path) -> None:
     if len(saved) == len(optimizer.param_groups):
         for group, values in zip(optimizer.param_groups, saved, strict=True):
             group.update({name: value for name, value in values.items() if name != "params"})
-    for state in optimizer.state.values():
+    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for parameter, state in optimizer.state.items():
         if hasattr(state.get("step"), "clone"):
-            state["step"] = state["step"].clone()
+            state["step"] = state["step"].clone().to(parameter.device if on_device else "cpu")
 
 
 def _latest(folder: Any) -> str | None:
