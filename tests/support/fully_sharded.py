@@ -30,6 +30,7 @@ class Case(RehearsedCase):
         return Job(
             seq_len=tokens, method="qlora" if packed else "lora" if lora else "full", lora=adapters,
             trainer="axolotl" if "--kbit" in self.options else "raw", use_reentrant_checkpointing=reentrant,
+            loss="liger" if "--liger" in self.options else "standard",
         )  # fmt: skip
 
     @property
@@ -118,6 +119,10 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
     ): (9_938_163_712, 5_936_590_336, 5_140_188_672, 2_269_689_856),
     Case("llama-3.2-1b", 2, "--accelerate --tokens 1024 --checkpointing --reentrant"):
         (3_522_311_168, 9_526_574_592, 11_651_636_736, 9_953_708_032),
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 2048 --checkpointing --liger"):
+        (3_522_311_168, 8_847_561_216, 11_267_065_344, 9_953_716_224),
+    Case("llama-3.1-8b", 8, "--accelerate --tokens 1024 --checkpointing --liger"):
+        (8_217_839_616, 15_583_832_064, 18_411_081_728, 16_127_789_568),
     Case("llama-3.2-1b", 4, "--accelerate --tokens 1024 --fp16"):
         (2_286_496_768, 7_532_644_864, 7_673_662_464, 5_010_452_992),
     Case("qwen3-30b-a3b", 8, "--accelerate --tokens 1024"):

@@ -110,8 +110,7 @@ def strategy_of(
         if fsdp := engine.get("fsdp"):
             says = from_arguments(whole_arguments({**fsdp, _precision(said): True}, Path(file.path)))
             left = {name: value for name, value in said.items() if name not in ("precision", "checkpointing")}
-            if not says.checkpointing:
-                left["checkpointing"] = said.get("checkpointing")
+            left["checkpointing"] = "full" if says.checkpointing else said.get("checkpointing")
             return Fsdp2File(path=Path(file.path), says=says), left
         if not (named := engine.get("deepspeed")):
             return None, said

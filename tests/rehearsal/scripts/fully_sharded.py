@@ -42,12 +42,17 @@ parser.add_argument("--packed", action="store_true", help="linear layers in NF4,
 parser.add_argument("--kbit", action="store_true", help="peft's prepare_model_for_kbit_training")
 parser.add_argument("--client", help="PACKAGE.CLASS of the optimizer")
 parser.add_argument("--reentrant", action="store_true")
+parser.add_argument("--liger", action="store_true", help="head and loss fused, of a Llama")
 parser.add_argument("--fp16", action="store_true")
 args = parser.parse_args()
 
 config = AutoConfig.for_model(**json.loads(Path(args.config).read_text()))
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
+if args.liger:
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    apply_liger_kernel_to_llama(rope=False, rms_norm=False, swiglu=False, model=model)
 
 
 def pack(whole: torch.nn.Module) -> None:

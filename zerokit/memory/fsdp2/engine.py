@@ -155,9 +155,10 @@ def micro_step_kinds(settings: Fsdp2Settings) -> list[bool]:
 REPLAYED_OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 REPLAYED_PACKAGES = ("torchao", "schedulefree")
 """Of clients. torchao's do not step what is on the CPU."""
-REPLAYED_LOSSES = ("standard", "chunked", "cut")
+REPLAYED_LOSSES = ("standard", "chunked", "cut", "liger")
 """Accelerate and plain loops gather head and final norm together, so the head's weight is whole while a loss
-reads it. Liger's has the head's gradient in forward, which nothing was compared with."""
+reads it. Under adapters Accelerate finds no final norm: Liger's, which never calls the head, then fails on a
+DTensor (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py:164), unless the head is tied."""
 
 
 _FP32_LOGITS = frozenset(
@@ -185,6 +186,9 @@ class Fsdp2(Engine[Fsdp2Settings]):
             "a reference model": job.defaults.reference,
             "offloaded activations": job.offload_activations,
             f"loss {job.loss}": job.loss not in REPLAYED_LOSSES,
+            "loss liger of adapters, which reads the head's weight without gathering it": job.loss == "liger"
+            and job.method != "full"
+            and settings.wrapping == "accelerate",
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
         }
         return ", ".join(words for words, holds in unknown.items() if holds)

@@ -145,11 +145,12 @@ def test_what_was_not_compared_is_refused() -> None:
         replace(strategy, data_parallel=2, tensor_parallel=2),
     ):
         assert not replayed(job, refused)
-    assert not replayed(replace(job, loss="liger"), strategy)
+    assert replayed(replace(job, loss="liger"), strategy)
     by_hand = replace(strategy, settings=replace(case.settings, optimizer="Adafactor"))
     assert not_replayed(job, by_hand) == "optimizer Adafactor"
     eight = Lora(rank=16, targets=("all-linear",), dropout=0.0)
     assert not replayed(replace(job, method="lora", lora=eight, quantization="int8"), strategy)
+    assert not replayed(replace(job, method="lora", lora=eight, loss="liger"), strategy)
     assert not covers(profile_of("t5-base"), job, strategy)  # two lists of layers
     own = profile_of(case.model)
     widening = replace(own, hf_config={**own.hf_config, "model_type": "nemotron_h"})
