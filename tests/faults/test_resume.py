@@ -135,6 +135,38 @@ def test_four_two_four(tmp_path: Path, stage: int | None, own: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("config", [True, False], ids=["ZeRO", "DDP"])
+def test_accelerates_own_loop_goes_on(tmp_path: Path, config: bool) -> None:
+    file = {"zero_optimization": {"stage": 2}, "train_batch_size": 4, "zero_allow_untested_optimizer": True}
+    (tmp_path / "ds.json").write_text(json.dumps(file))
+
+    def launch(name: str, ranks: int, *options: str) -> tuple[int, str, str]:
+        engine = ["--deepspeed", "ds.json"] if config else ["--no-plan"]
+        words = ["--run-dir", name, "--num-ranks", str(ranks), *engine, *options]
+        script = [str(SCRIPTS / "resumes_accelerated.py")]
+        run = Run(Path(sys.executable), tmp_path, [*words, *script], {})
+        try:
+            return run.end(300)
+        finally:
+            run.clean_up()
+
+    def losses(out: str) -> list[float]:
+        line = next(line for line in out.splitlines() if line.startswith("losses "))
+        return [float(word) for word in line.split()[1:]]
+
+    code, out, err = launch("first", 2)
+    assert code == 0, err
+    whole = losses(out)
+    for later in (4, 6):
+        shutil.rmtree(tmp_path / f"state-{later}")
+    code, out, err = launch("second", 1, "--resume", "first", "--resume-option=--load")
+    assert code == 0, err
+    assert losses(out) == pytest.approx(whole[2:], abs=BAR)
+    code, _, err = launch("third", 1, "--resume", "first", "--resume-option=--other")
+    assert code == 10 and "the script did not load" in " ".join(err.split()), err
+
+
+@pytest.mark.slow
 def test_a_script_of_its_own_goes_on(tmp_path: Path) -> None:
     (tmp_path / "died").touch()
 

@@ -52,6 +52,8 @@ def install(probe: Probe, calls: Calls) -> PostImport:
         {"transformers.trainer": saves.hook_trainer, "accelerate.accelerator": saves.hook_accelerate},
         {
             "transformers.trainer": resumed.hook_trainer,
+            "accelerate.accelerator": resumed.hook_accelerate,
+            "accelerate.optimizer": resumed.hook_accelerated_optimizer,
             "deepspeed.runtime.engine": lambda module: resumed.hook_engine(module.DeepSpeedEngine),
         },
         probe.training.hooks(),

@@ -55,12 +55,37 @@ class Resumed:
 
         @in_place_of(engine, "_take_model_step")
         def take_model_step(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_loaded:
-                raise RuntimeError(
-                    f"zerokit launch --resume: the script did not load {self.checkpoint} and would train "
-                    "from the beginning; --resume-option names its option that takes a checkpoint"
-                )
+            self._check_loaded()
             return step(this, *args, **kwargs)
+
+    def hook_accelerate(self, module: ModuleType) -> None:
+        """Note that the script loads a state of Accelerate's, which reshards what FSDP2 divides."""
+        if self.checkpoint is None:
+            return
+        original = module.Accelerator.load_state
+
+        @in_place_of(module.Accelerator, "load_state")
+        def load_state(this: Any, *args: Any, **kwargs: Any) -> Any:
+            self._is_loaded = True
+            return original(this, *args, **kwargs)
+
+    def hook_accelerated_optimizer(self, module: ModuleType) -> None:
+        """End at Accelerate's first step without it."""
+        if self.checkpoint is None:
+            return
+        original = module.AcceleratedOptimizer.step
+
+        @in_place_of(module.AcceleratedOptimizer, "step")
+        def step(this: Any, *args: Any, **kwargs: Any) -> Any:
+            self._check_loaded()
+            return original(this, *args, **kwargs)
+
+    def _check_loaded(self) -> None:
+        if not self._is_loaded:
+            raise RuntimeError(
+                f"zerokit launch --resume: the script did not load {self.checkpoint} and would train "
+                "from the beginning; --resume-option names its option that takes a checkpoint"
+            )
 
     def hook_trainer(self, module: ModuleType) -> None:
         """A Trainer's, after :mod:`zerokit.launcher.rank.checkpoints` has named it the checkpoint."""
