@@ -10,8 +10,9 @@ HBM, and short kernels by the time the host takes to launch them. Communication 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
@@ -263,12 +264,47 @@ _FORWARD_SHARE = {"none": 1 / 2, "selective": 1 / 2, "full": 1 / 3}
 pass sends them a second time within backward."""
 
 
-def _join(gpu: float, launch: float, power: float) -> float:
-    """The longer of GPU and host time, smoothly: near equality each waits for the other now and then."""
-    longer = max(gpu, launch)
-    if longer <= 0:
-        return 0.0
-    return longer * float((1 + (min(gpu, launch) / longer) ** power) ** (1 / power))
+class _Phase(NamedTuple):
+    """Part of a micro-batch: seconds that the host takes to issue it, seconds of its kernels, and in how many
+    equal layers."""
+
+    host: float
+    gpu: float
+    layers: float
+
+
+_UNTIL_STEADY = 3
+"""Micro-batches after which the host's lead no longer changes what one takes."""
+
+
+def _played(phases: Sequence[_Phase], micro_batches: int, power: float) -> list[float]:
+    """Seconds that pass in each phase, on average over a step's micro-batches.
+
+    The host issues layer after layer and runs ahead of the GPU, into the next phase and the next micro-batch
+    too; the GPU runs a layer once it is issued and the one before it is done. ``power``: of the smooth maximum
+    of the two, since layers are not all alike: near equality each waits for the other now and then.
+    """
+    seconds = [0.0] * len(phases)
+    issued = done = 0.0
+    for micro in range(1, min(micro_batches, _UNTIL_STEADY) + 1):
+        like_it = micro_batches - _UNTIL_STEADY + 1 if micro == _UNTIL_STEADY else 1
+        for at, (host, gpu, layers) in enumerate(phases):
+            if not layers:
+                continue
+            start, first = max(issued, done), max(done, issued + host / layers)
+            issued += host
+            end = start + _join(first + gpu - start, issued + gpu / layers - start, power)
+            seconds[at] += like_it * (end - done)
+            done = end
+    return [entry / micro_batches for entry in seconds]
+
+
+def _join(one: float, other: float, power: float) -> float:
+    """The longer of two times, smoothly; the first alone where the other is past."""
+    longer = max(one, other)
+    if other <= 0 or longer <= 0:
+        return one
+    return longer * float((1 + (min(one, other) / longer) ** power) ** (1 / power))
 
 
 class TimeModel:
@@ -316,6 +352,7 @@ class TimeModel:
             settings.micro_batch, strategy.tensor_parallel, strategy.sequence_parallel,
             strategy.pipeline_parallel, strategy.checkpointing, settings.precision, *settings.family,
             self.traffic.engine(strategy).reductions(strategy), strategy.data_parallel,
+            settings.gradient_accumulation,
         )  # fmt: skip
         cached_work = self._work.get(key)
         if cached_work is None:
@@ -400,38 +437,38 @@ class TimeModel:
             hooks = engine.hooks(strategy)
         host_forward, host_backward = forwards * count * launch, passes * count * launch_backward + hooks
         slowest = self._slowest_rank(strategy, host_forward + host_backward)
-        # CPU ranks launch on the cores that compute: one after the other
-        power = 1.0 if self.cluster.on_cpu else c.launch_join
-        layer_seconds = (
-            _join(forward + part * crossing, slowest * host_forward, power),
-            _join(backward + (1 - part) * crossing, slowest * host_backward, power),
-        )
+        phases = [
+            _Phase(slowest * host_forward, forward + part * crossing, count),
+            _Phase(forwards * c.launch_seconds, head_forward, 1),
+            _Phase(passes * c.launch_seconds, head_backward, passes),
+            _Phase(slowest * host_backward, backward + (1 - part) * crossing, passes * count),
+        ]
+        if self.cluster.on_cpu:  # ranks launch on the cores that compute: one after the other
+            seconds = [phase.host + phase.gpu for phase in phases]
+        else:
+            seconds = _played(phases, strategy.settings.gradient_accumulation, c.launch_join)
         factor = self.calibration.layer_factor(
             self.shape.hidden, strategy.tensor_parallel, self.kernels.tokens(self.shape.stacks[0], strategy)
         )
-        layer_seconds = (layer_seconds[0] * factor, layer_seconds[1] * factor)
-        head_seconds = (
-            _join(head_forward, forwards * c.launch_seconds, power),
-            _join(head_backward, c.launch_seconds, power) if passes else 0.0,
-        )
         return Work(
-            forward_seconds=layer_seconds[0] + head_seconds[0],
-            backward_seconds=layer_seconds[1] + head_seconds[1],
+            forward_seconds=seconds[0] * factor + seconds[1],
+            backward_seconds=seconds[3] * factor + seconds[2],
             gpu_seconds=(forward + backward) * factor + head_forward + head_backward,
-            exchange_seconds={kind: seconds * factor for kind, seconds in exchange.items()},
-            head_seconds=sum(head_seconds),
+            exchange_seconds={kind: spent * factor for kind, spent in exchange.items()},
+            head_seconds=seconds[1] + seconds[2],
         )
 
     def _slowest_rank(self, strategy: Strategy, host_seconds: float) -> float:
-        """How many times a host's seconds of a micro-batch pass while its ranks wait for each other."""
-        waits = self.traffic.engine(strategy).waits(strategy)
-        if not waits:
+        """How many times a host's seconds of a micro-batch pass until the slowest rank is there: ranks wait for
+        each other where the engine makes them, and at the end of a step."""
+        if self.cluster.on_cpu:
             return 1.0
+        waits = self.traffic.engine(strategy).waits(strategy)
         known = self.calibration
         factor = known.host_factor or USUAL
+        interval = host_seconds / waits if waits else None
         return (
-            of_slowest_usually(factor, strategy.world_size, host_seconds / waits, high=known.host_factor_high)
-            / factor
+            of_slowest_usually(factor, strategy.world_size, interval, high=known.host_factor_high) / factor
         )
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
