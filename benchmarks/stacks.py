@@ -22,6 +22,8 @@ MEGATRON = replace(
     # fused kernels counted: two layer norms, two residual sums with dropout, transposes; bias and GeLU
     hidden_bytes=32.0,
     plain_hidden_bytes=32.0,
+    rotary_bytes=0.0,
+    norm_bytes=0.0,
     ffn_bytes=6.0,
     # gradients are added up where they are written
     gradient_bytes=0.0,

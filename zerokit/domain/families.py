@@ -191,6 +191,10 @@ _CROSS_ATTENTION_KERNELS = 1.6
 """Of a decoder's layer over an encoder's: BART 1.5, T5 1.7, Whisper 1.6."""
 
 
+_NORMS = 2
+"""Of a layer as a rule: before attention and before the feed-forward layer."""
+
+
 @frozen_dataclass
 class Family:
     """What a configuration does not say of a model, because its family's code does. One row a family.
@@ -202,6 +206,7 @@ class Family:
             2.13, transformers 5.23; SDPA where the family has it, one for the attention; experts as grouped
             products): a norm is eight kernels where it is no LayerNorm, and some families have one on queries
             and keys too. ``None``: not counted.
+        norms: of a layer, as wide as the model; ``norms_heads``: queries and keys have norms too.
         gated: the feed-forward layer has a gate beside its first product.
         latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
         tied: the output head is the embedding, unless ``tie_word_embeddings`` says otherwise.
@@ -217,6 +222,8 @@ class Family:
 
     head: str = "causal"
     kernels: float | None = None
+    norms: int = _NORMS
+    norms_heads: bool = False
     gated: bool = False
     latent_attention: bool = False
     tied: bool = False
@@ -380,13 +387,14 @@ def _stacks(config: _Config) -> tuple[Stack, ...]:
     hidden = config.count("hidden_size", "n_embd", "d_model", "dim")
     causal = family.head == "causal"
     fixed = _patches(config) + 1 if family.images else None
+    more_normed = (family.norms - _NORMS) * hidden + family.norms_heads * (width + kv_width // 2)
 
     def stack(count: int, mlp: tuple[Gemm, ...], ffn: int) -> Stack:
         biased = 0 if family.gated else sum(gemm.n * gemm.copies for gemm in (*attention, *mlp))
         return Stack(
             layers=count, gemms=(*attention, *mlp), hidden=hidden, ffn=ffn, attention_width=width,
             kv_width=kv_width, causal=causal, other_parameters=2 * hidden + biased, fixed_tokens=fixed,
-            kernels=_kernels(config),
+            kernels=_kernels(config), more_normed=more_normed,
         )  # fmt: skip
 
     ffn = _ffn(config, hidden)
@@ -520,19 +528,20 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mistral", "ministral3", "qwen2", "phi3"), Family(kernels=38, gated=True)),
     "cohere": Family(kernels=38, gated=True, tied=True),
     "granite": Family(kernels=40, gated=True),
-    "qwen3": Family(kernels=54, gated=True, defaults={"head_dim": 128}),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), Family(kernels=56, gated=True)),
-    **dict.fromkeys(("seed_oss", "minimax_m2"), Family(gated=True, defaults={"head_dim": 128})),
+    "qwen3": Family(kernels=54, gated=True, norms_heads=True, defaults={"head_dim": 128}),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), Family(kernels=56, gated=True, norms_heads=True)),
+    "seed_oss": Family(gated=True, defaults={"head_dim": 128}),
+    "minimax_m2": Family(gated=True, norms_heads=True, defaults={"head_dim": 128}),
     "smollm3": Family(gated=True, tied=True),
     "ernie4_5": Family(gated=True, tied=True, defaults={"head_dim": 128}),
-    "glm4": Family(kernels=58, gated=True, defaults={"head_dim": 128}),
+    "glm4": Family(kernels=58, gated=True, norms=4, defaults={"head_dim": 128}),
     "gemma": Family(kernels=42, gated=True, tied=True, defaults={"head_dim": 256}),
-    "gemma2": Family(kernels=73, gated=True, tied=True, defaults={"head_dim": 256}),
-    "gemma3": Family(kernels=82, gated=True),
-    "gemma3_text": Family(kernels=82, gated=True, tied=True, defaults={"head_dim": 256}),
+    "gemma2": Family(kernels=73, gated=True, norms=4, tied=True, defaults={"head_dim": 256}),
+    "gemma3": Family(kernels=82, gated=True, norms=4, norms_heads=True),
+    "gemma3_text": Family(kernels=82, gated=True, norms=4, norms_heads=True, tied=True, defaults={"head_dim": 256}),
     "mixtral": Family(kernels=56, gated=True),
     "qwen2_moe": Family(kernels=62, gated=True, shared_expert=True),
-    "qwen3_moe": Family(kernels=72, gated=True, defaults={"head_dim": 128}),
+    "qwen3_moe": Family(kernels=72, gated=True, norms_heads=True, defaults={"head_dim": 128}),
     "gpt_oss": Family(kernels=73, gated=True),
     "deepseek_v2": Family(kernels=91, gated=True, latent_attention=True),
     "deepseek_v3": Family(kernels=63, gated=True, latent_attention=True),

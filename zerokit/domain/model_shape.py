@@ -164,6 +164,8 @@ class Stack:
         attention_width: heads × (query-key width + value width) / 2: what a score costs per pair.
         fixed_tokens: tokens per sequence whatever the job says (audio frames, image patches).
         kernels: that a layer launches in the forward pass.
+        more_normed: elements of a token that norms read beside those of a layer's two: of norms behind
+            attention and feed-forward layer, or on queries and keys.
     """
 
     layers: int
@@ -177,6 +179,12 @@ class Stack:
     other_parameters: int = 0
     fixed_tokens: int | None = None
     kernels: float = 38.0
+    more_normed: int = 0
+
+    @property
+    def rotated(self) -> float:
+        """Width of queries and keys together."""
+        return self.attention_width + self.kv_width / 2
 
     @property
     def layer_parameters(self) -> int:

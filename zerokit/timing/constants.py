@@ -30,8 +30,10 @@ class Constants:
         attention_head_power: smaller heads reach (width/128) to this power of it.
         attention_backward: backward FLOPs over forward FLOPs (flash recomputes the scores).
         score_bytes: traffic per attention score in forward when scores are materialised (eager).
-        hidden_bytes, ffn_bytes: element-wise traffic per token, layer and element of the hidden width
-            and of the feed-forward width, forward, in 16-bit training.
+        hidden_bytes, ffn_bytes: element-wise traffic per token, layer and element of the hidden width (two
+            norms, two sums) and of the feed-forward width, forward, in 16-bit training.
+        rotary_bytes, norm_bytes: of the width of queries and keys, for their rotation; of what other norms
+            read.
         autocast_hidden_share: times ``hidden_bytes`` under autocast with weights in fp32.
         plain_hidden_bytes: instead of ``hidden_bytes`` in models whose norm is one kernel (LayerNorm).
         adapter_bytes: more traffic per token, pass and output of a projection that has an adapter.
@@ -102,6 +104,8 @@ class Constants:
     hidden_bytes: float
     plain_hidden_bytes: float
     autocast_hidden_share: float
+    rotary_bytes: float
+    norm_bytes: float
     ffn_bytes: float
     adapter_bytes: float
     gradient_bytes: float
@@ -177,13 +181,16 @@ HUGGING_FACE = Constants(
     attention_backward=2.9,
     # written by the product; fp32 softmax read and written; cast; mask; read: 16-bit scores
     score_bytes=22.0,
-    # Llama of three widths: 189 to 197 with 10 for the activation and its product (two kernels: 4 and 6);
-    # GPT-NeoX and GPT-2: 110 to 160
-    hidden_bytes=192.0,
+    # Llama of three widths: 189 to 197 in all with 10 for the activation and its product (two kernels: 4 and
+    # 6); GPT-NeoX and GPT-2: 110 to 160. By torch's dispatcher a norm reads and writes 36 bytes of an element
+    # forward and 92 backward, the sums 12 and 25, a rotation 20 and 36: those shares of 192
+    hidden_bytes=155.0,
     plain_hidden_bytes=125.0,
     # rehearsed kernels of Qwen2.5-0.5B, 16 rows of 1,024: 24.7 ms of 199 more than in bf16, casts of weights
     # 1.5 of them: 91 bytes; Llama-3.2-1B some 120
-    autocast_hidden_share=1.5,
+    autocast_hidden_share=1.6,
+    rotary_bytes=29.6,
+    norm_bytes=67.7,
     ffn_bytes=10.0,
     # scaled and added (10), and the thin products: 14.6 forward, 15 backward
     adapter_bytes=15.0,

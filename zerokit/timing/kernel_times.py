@@ -129,13 +129,14 @@ class KernelTimes:
         hbm = self.gpu.hbm_bytes_per_second * c.hbm_efficiency
         per_16_bit = strategy.settings.parameter_bytes / 2
         active = max((gemm.active for gemm in stack.gemms if gemm.copies > 1), default=1.0)
-        per_hidden = c.hidden_bytes if self.shape.gated else c.plain_hidden_bytes
+        gated = self.shape.gated
+        per_hidden = c.hidden_bytes if gated else c.plain_hidden_bytes
         if strategy.settings.autocasts and per_16_bit > 1:
             # what products make is in 16 bits, the residual stream and its norms are in fp32
             per_16_bit, per_hidden = 1.0, c.autocast_hidden_share * per_hidden
-        elementwise = (
-            tokens * per_16_bit * (per_hidden * stack.hidden + c.ffn_bytes * stack.ffn * active / tp) / hbm
-        )
+        of_attention = gated * (c.rotary_bytes * stack.rotated + c.norm_bytes * stack.more_normed)
+        size = per_hidden * stack.hidden + of_attention + c.ffn_bytes * stack.ffn * active / tp
+        elementwise = tokens * per_16_bit * size / hbm
         adapters = tokens * per_16_bit * c.adapter_bytes * self._adapted(stack) / hbm
         dequantize = 0.0
         if job.method == "qlora":

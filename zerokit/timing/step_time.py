@@ -467,9 +467,7 @@ class TimeModel:
         known = self.calibration
         factor = known.host_factor or USUAL
         interval = host_seconds / waits if waits else None
-        return (
-            of_slowest_usually(factor, strategy.world_size, interval, high=known.host_factor_high) / factor
-        )
+        return of_slowest_usually(factor, strategy.world_size, interval, high=known.host_factor_high) / factor
 
     def _layer_launch(self, strategy: Strategy) -> tuple[float, float]:
         """Host time to launch one layer's kernels, forward and backward."""
