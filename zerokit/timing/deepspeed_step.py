@@ -18,13 +18,16 @@ from zerokit.timing.spread import EngineStep, Flow, Route, Spread
 from zerokit.timing.zero_3_host import Zero3Order
 from zerokit.values import frozen_dataclass
 
-_STAGE_0_STEP_SHARE = 18 / 4
-"""Kernels of a tensor's step over those at stage 0, which keeps its gradients flat: norm and clipping alone
-(runtime/bf16_optimizer.py:384)."""
+_CHECK_SHARE = 13 / 18
+"""Of a tensor's host time in a step, what looks for infinities and NaN (runtime/utils.py:205): below stage 3
+of every gradient that a rank holds, before a wait for the GPU (zero/stage_1_and_2.py:3029, which
+``bf16.check_grad_overflow`` leaves out; fp16/fused_optimizer.py:270 in bf16 at stage 0, too). Kernels in traces
+of an H200."""
+_STAGE_0_STEP_SHARE = 15 / 18
+"""Kernels of a tensor's step at stage 0, whose gradients and weights are then flat, over those of stages 1
+and 2."""
 _QUANTIZED_GATHER, _QUANTIZED_REDUCE = 2, 4
 """ZeRO++: weights in 8 bits instead of 16, gradients in 4 (arXiv 2306.10209)."""
-_STAGE_0_HOOK_SHARE = 2 / 5
-"""Kernels of a gradient's hook at stage 0 over those at stage 2 (runtime/bf16_optimizer.py:523)."""
 
 
 @frozen_dataclass
@@ -77,12 +80,14 @@ class DeepSpeedStep(EngineStep):
             # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce, which
             # is DeepSpeed's default; zero/stage_1_and_2.py:1695)
             reduce = way.seconds(gradients, passes=2, messages=math.ceil(self._buckets(strategy)))
-        if zero.stage <= 1:
-            per_step = reduce + (gather_updated if zero.stage == 1 else 0.0)
-            return Flow(route=way, per_micro=0.0, per_step=per_step, overlapped=zero.overlaps,
-                        overlapped_at_end=zero.overlaps)  # fmt: skip
+        if zero.stage == 0:
+            return Flow(route=way, per_micro=0.0, per_step=reduce, overlapped=False)
+        if zero.stage == 1:
+            return Flow(route=way, per_micro=0.0, per_step=reduce, overlapped=zero.overlaps,
+                        overlapped_at_end=zero.overlaps, after_step=gather_updated)  # fmt: skip
         if zero.stage == 2:
-            return Flow(route=way, per_micro=reduce, per_step=gather_updated, overlapped=zero.overlaps)
+            return Flow(route=way, per_micro=reduce, per_step=0.0, overlapped=zero.overlaps,
+                        after_step=gather_updated)  # fmt: skip
         reduce = way.seconds(gradients, messages=round(self._zero_3(strategy).reductions))
         return self._stage_3(strategy, way, weights, reduce)
 
@@ -189,8 +194,7 @@ class DeepSpeedStep(EngineStep):
         c, settings = self._constants, strategy.settings
         tensors = self._spread.tensors(strategy)
         if not settings.divides_states:
-            # cast and added to the flat buffer at once
-            return _STAGE_0_HOOK_SHARE * c.hook_seconds * tensors
+            return 0.0  # reduced after backward (runtime/engine.py, ``buffered_allreduce_fallback``)
         seconds = self.reductions(strategy) * c.hook_seconds * tensors
         if settings.optimizer_device != "none":
             # below stage 3 a rank sends the gradients of its part; at stage 3 its part of every gradient
@@ -209,15 +213,17 @@ class DeepSpeedStep(EngineStep):
     def optimizer(self, strategy: Strategy) -> float:
         """Adam on the GPU over what it steps of the owned partition; only launches when the host does it."""
         c, settings = self._constants, strategy.settings
-        kernels = 0.0
+        check = 0.0
         if settings.divides_weights:
             kernels = c.stage3_step_seconds * self._spread.tensors(strategy)
         else:
-            ranks = strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
-            kernels = c.tensor_step_seconds * self._spread.tensors(strategy) / ranks
+            share = 1 / strategy.zero_ranks if settings.divides_states else _STAGE_0_STEP_SHARE
+            kernels = share * c.tensor_step_seconds * self._spread.tensors(strategy)
+            if settings.precision != "fp32" and not settings.offloads:
+                check = _CHECK_SHARE * kernels
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         stepped = self._sub_groups(strategy) if settings.divides_states else self._spread.tensors(strategy)
-        kernels = max(kernels, c.adam_bytes * on_gpu / self._hbm)
+        kernels = check + max(kernels - check, c.adam_bytes * on_gpu / self._hbm)
         kernels = max(kernels, self._spread.stepped_one_by_one(strategy, stepped))
         if settings.divides_weights and strategy.zero_ranks > 1:
             kernels += c.persistent_gather_seconds * self._zero_3(strategy).persistent

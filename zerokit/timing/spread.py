@@ -51,14 +51,16 @@ class Route:
 
 @frozen_dataclass
 class Flow:
-    """Data-parallel traffic: seconds per micro-batch and per step; ``overlapped``: compute hides what crosses
-    per micro-batch; ``overlapped_at_end``: the last backward what crosses per step."""
+    """Data-parallel traffic: seconds per micro-batch, per step, and after the optimizer; ``overlapped``:
+    compute hides what crosses per micro-batch; ``overlapped_at_end``: the last backward what crosses per
+    step."""
 
     route: Route
     per_micro: float
     per_step: float
     overlapped: bool
     overlapped_at_end: bool = False
+    after_step: float = 0.0
 
 
 def route(

@@ -112,6 +112,7 @@ class Traffic(Spread):
             return parts
         last = work.backward_seconds if flow.overlapped_at_end else 0.0
         parts[flow.route.kind] += max(flow.per_step - last, flow.per_step * self.constants.overlap_loss)
+        parts[flow.route.kind] += flow.after_step
         parts["optimizer"] = self.engine(strategy).optimizer(strategy)
         if stages > 1:
             self._pipeline(strategy, work, parts, busy + exposed)
