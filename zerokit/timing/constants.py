@@ -236,17 +236,15 @@ HUGGING_FACE = Constants(
     # and 3.8; the same with 3 and with 14 tensors of a layer released: 0.25 ms each on the reference host
     stage3_adapter_launch=(2.85, 2.3, 3.8),
     stage3_adapter_seconds=0.19e-3,
-    # one and a half times the host lanes of rehearsals of Llama layers 2,048 wide, 2 and 6 of them, on two
-    # H200s (torch 2.13, Accelerate 1.15): a layer takes 3.2 ms more than without FSDP2, 2.4 of them with
-    # gradients that are not reduced, 0.75 of those for each of two gathers of 9 tensors; 3 ms a step whatever
-    # the layers. Measured beside ZeRO-2 on one host, where the host paces both: 1.2 to 2.0 times these lanes
-    # (benchmarks/engines/h200-2gpu.jsonl), one rank alone 1.4
-    fsdp2_hook_seconds=0.33e-3,
-    fsdp2_gather_seconds=0.375e-3,
-    fsdp2_tensor_seconds=0.042e-3,
-    fsdp2_reduce_seconds=0.045e-3,
-    fsdp2_step_seconds=0.035e-3,
-    fsdp2_fixed_seconds=3.0e-3,
+    # the shares of a layer's 3.2 ms are of rehearsed host lanes (torch 2.13, Accelerate 1.15); together they are
+    # what narrow models of 24 and 28 layers took more than without an engine, beside the host's probe on two
+    # H200s (benchmarks/measure/data/host-lanes.jsonl), less half of what wider ones did not show
+    fsdp2_hook_seconds=0.36e-3,
+    fsdp2_gather_seconds=0.41e-3,
+    fsdp2_tensor_seconds=0.046e-3,
+    fsdp2_reduce_seconds=0.05e-3,
+    fsdp2_step_seconds=0.038e-3,
+    fsdp2_fixed_seconds=3.3e-3,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
     tensor_launch_seconds=60e-6,
     launch_join=6.0,
