@@ -22,6 +22,7 @@ from typing import Any
 import jinja2
 
 import zerokit
+from benchmarks.bare_loop_times import loops
 from benchmarks.measure import case as cases
 from benchmarks.rehearsal_page import at_factor
 from zerokit.catalog import models
@@ -396,6 +397,7 @@ def figures() -> dict[str, Any]:
     far = [(run, error) for run, error in peaks if abs(error) >= _EXACT]
     names = [found["plan"].job.name for found in every]
     none = [run for run in runs if run.row["engine"] == "none"]
+    today = [abs(loop.error) for loop in loops(run.row for run in runs if not run.row["pairs"])]
     return {
         "jobs": len(every), "table": _race(every), "fsdp2": _fsdp2(every), "every": _every(every),
         "least": f"{min(ours):.1f}", "most": f"{max(ours):.1f}", "median": f"{statistics.median(ours):.1f}",
@@ -408,6 +410,7 @@ def figures() -> dict[str, Any]:
         "inside": sum(run.between[0] <= run.seconds <= run.between[1] for run in runs),
         "mean_engine": _mean(run for run in runs if run not in none), "mean_none": _mean(none),
         "steps": min(len(run.row["step_seconds"]) for run in runs),
+        "today": f"{statistics.mean(today):.1%}", "worst_today": f"{max(today):.1%}", "rows_today": len(today),
         "exact": len(peaks) - len(far), "peaks": len(peaks), "words": _FAR,
         "far": _listed(f"`{run.row['id']}` ({error:+.1%})" for run, error in far),
         "mispredicted": _listed(

@@ -274,16 +274,22 @@ class _Phase(NamedTuple):
     layers: float
 
 
+_LEAD_WHERE_IT_WAITS = 2.0
+"""Layers: ZeRO-3's host waits for a gather two behind the one it issues, and a layer is about a gather."""
 _UNTIL_STEADY = 3
 """Micro-batches after which the host's lead no longer changes what one takes."""
 
 
-def _played(phases: Sequence[_Phase], micro_batches: int, power: float) -> list[float]:
+def _played(phases: Sequence[_Phase], micro_batches: int, lead: float, power: float) -> list[float]:
     """Seconds that pass in each phase, on average over a step's micro-batches.
 
     The host issues layer after layer and runs ahead of the GPU, into the next phase and the next micro-batch
-    too; the GPU runs a layer once it is issued and the one before it is done. ``power``: of the smooth maximum
-    of the two, since layers are not all alike: near equality each waits for the other now and then.
+    too; the GPU runs a layer once it is issued and the one before it is done.
+
+    Args:
+        lead: so many layers ahead at most.
+        power: of the smooth maximum of host and GPU, since layers are not all alike: near equality each waits
+            for the other now and then.
     """
     seconds = [0.0] * len(phases)
     issued = done = 0.0
@@ -296,7 +302,7 @@ def _played(phases: Sequence[_Phase], micro_batches: int, power: float) -> list[
             issued += host
             end = start + _join(first + gpu - start, issued + gpu / layers - start, power)
             seconds[at] += like_it * (end - done)
-            done = end
+            done, issued = end, max(issued, end - lead * gpu / layers)
     return [entry / micro_batches for entry in seconds]
 
 
@@ -447,7 +453,9 @@ class TimeModel:
         if self.cluster.on_cpu:  # ranks launch on the cores that compute: one after the other
             seconds = [phase.host + phase.gpu for phase in phases]
         else:
-            seconds = _played(phases, strategy.settings.gradient_accumulation, c.launch_join)
+            waits = self.traffic.engine(strategy).waits(strategy)
+            lead = _LEAD_WHERE_IT_WAITS if waits else math.inf
+            seconds = _played(phases, strategy.settings.gradient_accumulation, lead, c.launch_join)
         factor = self.calibration.layer_factor(
             self.shape.hidden, strategy.tensor_parallel, self.kernels.tokens(self.shape.stacks[0], strategy)
         )

@@ -44,6 +44,6 @@ def test_a_kind_that_only_may_fit_is_named_after_one_that_surely_does(
     assert {row["gpu"] for row in size["sizes"] if row["gpus"] == 1 and row.get("surely_fits")} == {
         "a100-80gb"
     }
-    traced = as_json(capsys, "size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "a100-40gb",
+    traced = as_json(capsys, "size", "--model", "qwen3-8b", "--method", "lora", "--gpu", "a100-40gb",
                      "--margin", "0")  # fmt: skip
     assert "barely: " in traced["answer"][0] and traced["sizes"][0]["surely_fits"] is True
