@@ -410,7 +410,8 @@ def figures() -> dict[str, Any]:
         "inside": sum(run.between[0] <= run.seconds <= run.between[1] for run in runs),
         "mean_engine": _mean(run for run in runs if run not in none), "mean_none": _mean(none),
         "steps": min(len(run.row["step_seconds"]) for run in runs),
-        "today": f"{statistics.mean(today):.1%}", "worst_today": f"{max(today):.1%}", "rows_today": len(today),
+        "today": f"{statistics.mean(today):.1%}", "worst_today": f"{max(today):.1%}",
+        "rows_today": len(today),
         "exact": len(peaks) - len(far), "peaks": len(peaks), "words": _FAR,
         "far": _listed(f"`{run.row['id']}` ({error:+.1%})" for run, error in far),
         "mispredicted": _listed(

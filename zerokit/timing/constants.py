@@ -236,9 +236,9 @@ HUGGING_FACE = Constants(
     # and 3.8; the same with 3 and with 14 tensors of a layer released: 0.25 ms each on the reference host
     stage3_adapter_launch=(2.85, 2.3, 3.8),
     stage3_adapter_seconds=0.19e-3,
-    # the shares of a layer's 3.2 ms are of rehearsed host lanes (torch 2.13, Accelerate 1.15); together they are
-    # what narrow models of 24 and 28 layers took more than without an engine, beside the host's probe on two
-    # H200s (benchmarks/measure/data/host-lanes.jsonl), less half of what wider ones did not show
+    # their proportions are those of rehearsed host lanes (torch 2.13, Accelerate 1.15); together a tenth less
+    # than what narrow models of 24 and 28 layers took more than without an engine, beside the host's probe on
+    # two H200s (benchmarks/measure/data/host-lanes.jsonl): wider ones took less
     fsdp2_hook_seconds=0.36e-3,
     fsdp2_gather_seconds=0.41e-3,
     fsdp2_tensor_seconds=0.046e-3,

@@ -20,8 +20,8 @@ from zerokit.values import frozen_dataclass
 
 _CHECK_SHARE = 13 / 18
 """Of a tensor's host time in a step, what looks for infinities and NaN (runtime/utils.py:205): below stage 3
-of every gradient that a rank holds, before a wait for the GPU (zero/stage_1_and_2.py:3029, which
-``bf16.check_grad_overflow`` leaves out; fp16/fused_optimizer.py:270 in bf16 at stage 0, too). Kernels in traces
+of every gradient that a rank holds, before a wait for the GPU (zero/stage_1_and_2.py:3029, unless
+``bf16.check_grad_overflow`` is false; at stage 0 fp16/fused_optimizer.py:270, in bf16 too). Kernels in traces
 of an H200."""
 _STAGE_0_STEP_SHARE = 15 / 18
 """Kernels of a tensor's step at stage 0, whose gradients and weights are then flat, over those of stages 1

@@ -83,7 +83,8 @@ class Fsdp2Step(EngineStep):
     def optimizer(self, strategy: Strategy) -> float:
         """A fused Adam over the shards, and the norm of their gradients; launches alone under an offload."""
         c, settings = self._constants, strategy.settings
-        kernels = c.fsdp2_step_seconds * self._spread.tensors(strategy)
+        tensors = self._spread.tensors(strategy)
+        kernels = max(c.fsdp2_step_seconds * tensors, self._spread.stepped_one_by_one(strategy, tensors))
         per_element = _FUSED_ADAM_BYTES + (_CLIPPING_BYTES if settings.gradient_clipping else 0.0)
         on_gpu = self._spread.owned(strategy) * (1 - self.hosted(strategy))
         return c.fsdp2_fixed_seconds + max(kernels, per_element * on_gpu / self._hbm)

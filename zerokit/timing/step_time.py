@@ -468,8 +468,10 @@ class TimeModel:
         )
 
     def _slowest_rank(self, strategy: Strategy, host_seconds: float) -> float:
-        """How many times a host's seconds of a micro-batch pass until the slowest rank is there: ranks wait for
-        each other where the engine makes them, and at the end of a step."""
+        """How many times a host's seconds of a micro-batch pass until the slowest rank is there.
+
+        Ranks wait for each other where the engine makes them, and at the end of a step.
+        """
         if self.cluster.on_cpu:
             return 1.0
         waits = self.traffic.engine(strategy).waits(strategy)

@@ -85,3 +85,12 @@ def test_replicas_send_less_between_nodes_and_gathered_weights_less_at_all() -> 
     ways = {"all": {}, "nodes": {"replicas": 2}, "kept": {"reshard_after_forward": False}}
     seconds = {name: model.estimate(sharded(16, **way)).step_seconds for name, way in ways.items()}
     assert max(seconds["nodes"], seconds["kept"]) < seconds["all"]
+
+
+def test_torchaos_optimizers_step_tensor_by_tensor() -> None:
+    """Measured on two H200s without their states' 32 bits: 0.411 s, and 0.334 s by a fused Adam in fp16."""
+    model = model_of("llama-3.2-3b", 2, 2048, 4)
+    strategy = replace(sharded(2, micro_batch=2), checkpointing="full")
+    narrow = replace(strategy, settings=replace(strategy.settings, client_optimizer="adamw_torch_8bit"))
+    assert model.estimate(narrow).step_seconds == pytest.approx(0.411, rel=0.1)
+    assert model.estimate(strategy).step_seconds == pytest.approx(0.334, rel=0.08)

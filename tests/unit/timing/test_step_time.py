@@ -410,3 +410,24 @@ def test_casts_under_autocast_take_the_host(
     cast = DdpSettings(precision="bf16", weight_bytes=weight_bytes, autocast=True)
     found = layer_milliseconds(cast, method) - layer_milliseconds(plain, "full")
     assert found == pytest.approx(more, rel=0.15, abs=0.12)
+
+
+def test_the_host_runs_ahead_of_the_gpu_into_the_next_micro_batch() -> None:
+    """Long micro-batches hide all that the host does but the first layer's; the first of many hides least."""
+    shape = shape_of("llama-3.1-8b")
+
+    def launch_share(micro: int, accumulation: int, factor: float) -> float:
+        took = step(shape, data=2, micro=micro, accumulation=accumulation,
+                    calibration=Calibration(host_factor=factor, host_factor_high=factor))  # fmt: skip
+        return took.parts.get("launch", 0.0) / took.parts["compute"]
+
+    assert launch_share(8, 1, 0.5) < 0.01
+    assert launch_share(2, 8, 1.0) < launch_share(2, 1, 1.0)
+
+
+def test_a_gathered_partition_is_not_hidden_behind_backward() -> None:
+    """ZeRO-1 and ZeRO-2 gather the stepped weights, where nothing is left to run beside it."""
+    shape = shape_of("llama-3.1-8b")
+    # 16 GB to each of 8 GPUs over NVLink that reaches 345 GB/s (README of the measured rows)
+    for stage in (1, 2):
+        assert step(shape, stage=stage, micro=8, job=Job(seq_len=4096)).parts["link"] > 16e9 * 7 / 8 / 360e9
