@@ -128,6 +128,13 @@ def test_the_trainer_checkpoints_by_its_fsdp_config() -> None:
     assert "--gradient_checkpointing" not in arguments and "--bf16" in arguments
 
 
+def test_packed_weights_are_stored_as_forward_computes() -> None:
+    strategy = Strategy(settings=MIXED, data_parallel=2, checkpointing="none")
+    (todo,) = fsdp2.script_must(strategy, Job(method="qlora"))
+    assert "bnb_4bit_quant_storage=torch.bfloat16" in todo
+    assert fsdp2.script_must(strategy, Job(method="lora")) == []
+
+
 def test_a_strategy_says_its_engine() -> None:
     said = planned(Strategy(settings=replace(MIXED, replicas=2), data_parallel=8)).to_dict()
     own = ("engine", "zero_stage", "sharding", "replicas", "context_parallel", "reshard_after_forward")

@@ -249,7 +249,7 @@ def test_what_the_replay_of_fsdp2_does_not_know_is_refused_by_name() -> None:
     settings = Fsdp2Settings(precision="bf16")
     known = Strategy(settings=settings, data_parallel=2)
     cases = (
-        (profile, replace(known, settings=replace(settings, precision="fp16")), "for precision fp16"),
+        (profile, replace(known, settings=replace(settings, optimizer="Muon")), "for optimizer Muon"),
         (None, known, "for this model, or it could not be traced"),
     )
     for traced, chosen, words in cases:

@@ -214,6 +214,12 @@ def test_fsdp_of_a_file_is_estimated_as_fsdp2() -> None:
     full = QLORA.replace("adapter: qlora\nload_in_4bit: true\n", "").replace("adamw_bnb_8bit", "adamw_torch")
     found = zerokit.estimate(file=written(full + block), gpus=2, gpu="h200")
     assert found.planned.strategy.engine == "fsdp2" and found.planned.strategy.world_size == 2
+    block += "  activation_checkpointing: true\n"
+    with pytest.raises(InputError, match=r"adamw_bnb_8bit: bitsandbytes' kernels take no DTensors"):
+        zerokit.estimate(file=written(QLORA + block), gpus=2, gpu="h200")
+    packed = QLORA.replace("adamw_bnb_8bit", "adamw_torch_8bit") + block
+    found = zerokit.estimate(file=written(packed), gpus=2, gpu="h200")
+    assert found.planned.strategy.checkpointing == "full"
 
 
 def test_arguments_of_a_worker_are_those_that_ms_swift_makes() -> None:
