@@ -221,11 +221,24 @@ def entry_points() -> Figures:
 
 
 def rehearsal_cost() -> Figures:
-    """CPU seconds of the two rehearsals, and the larger one's memory."""
-    small, large = rows(DATA / "rehearsal-cost.jsonl")
+    """CPU seconds of rehearsals and of a plan beside those of an import, and the most memory of one."""
+    found = {row["name"]: row for row in rows(DATA / "rehearsal-cost.jsonl")}
+    adapters = "8b-lora-ranks"
     return {
-        "small": f"{small['cpu_seconds']:.0f}", "large": f"{large['cpu_seconds']:.0f}",
-        "memory": f"{max(small['memory_bytes'], large['memory_bytes']) / 2**30:.1f}",
+        **{name.replace("-", "_"): f"{found[name]['in_imports']:.1f}"
+           for name in ("8b", "8b-ranks", "70b-ranks", adapters, "plan")},
+        "traced": f"{found[f'{adapters}, traced before']['in_imports']:.1f}",
+        "again": f"{found['the same plan again']['cpu_seconds']:.1f}",
+        "memory": f"{max(row.get('memory_bytes', 0) for row in found.values()) / 2**30:.1f}",
+    }  # fmt: skip
+
+
+def rehearsal_gate() -> Figures:
+    """Commits that were held to the one before, those of which something grew, and the most CPU seconds."""
+    _, *found = rows(DATA / "rehearsal-gate.jsonl")
+    return {
+        "commits": str(len(found)), "grown": str(sum(bool(row["grown"]) for row in found)),
+        "most": f"{max(row['cpu_seconds'] for row in found):.0f}",
     }  # fmt: skip
 
 

@@ -242,9 +242,22 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/rehearsal.md",
-        "takes {small} s of CPU for 8B and {large} s for 70B, with {memory} GiB of memory at most",
+        "{8b} times the CPU seconds of importing its libraries on one GPU and {8b_ranks} times under ZeRO-3 "
+        "on eight, with 70B {70b_ranks} times, with {memory} GiB of memory at most",
         figures.rehearsal_cost,
     ),
+    (
+        "docs/rehearsal.md",
+        "takes {8b_lora_ranks} times the first time, and {traced} times later. A plan takes {plan} times, "
+        "the same one again {again} s of CPU",
+        figures.rehearsal_cost,
+    ),
+    (
+        "docs/rehearsal.md",
+        "Of {commits} successive commits of TRL that touch its SFT trainer or scripts, it found {grown}",
+        figures.rehearsal_gate,
+    ),
+    ("docs/rehearsal.md", "a rehearsal takes {most} s of CPU at most", figures.rehearsal_gate),
     (
         "docs/rehearsal.md",
         "{number} runs on an H200, each with a plan for full training on texts",
