@@ -99,16 +99,16 @@ def test_a_card_that_is_barely_enough_is_named_after_one_with_room(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # in any case
-    words = ("size", "--model", "qwen2.5-14b", "--method", "LoRA", "--lora-dropout", "0", "--margin", "0",
+    words = ("size", "--model", "qwen3-8b", "--method", "LoRA", "--lora-dropout", "0.05", "--margin", "0",
              "--gpu")  # fmt: skip
     both = as_json(capsys, *words, "a100-40gb,l40s")
     assert (
-        "fewest GPUs: 1 × l40s (" in both["answer"][0] and "a100-40gb (barely: 0.2 GiB" in both["answer"][0]
+        "fewest GPUs: 1 × l40s (" in both["answer"][0] and "a100-40gb (barely: 0.5 GiB" in both["answer"][0]
     )
     assert both["next"].endswith("--gpus 1 --gpu l40s")
-    assert "per GPU, barely: 0.2 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
+    assert "per GPU, barely: 0.5 GiB headroom)" in as_json(capsys, *words, "a100-40gb")["answer"][0]
     code, out, _ = call(capsys, *both["next"].replace("l40s", "a100-40gb").split()[1:])
-    assert code == 0 and "per GPU, barely: 0.2 GiB headroom\n" in out  # a plan by the same rule
+    assert code == 0 and "per GPU, barely: 0.5 GiB headroom\n" in out  # a plan by the same rule
 
 
 @pytest.mark.parametrize(
