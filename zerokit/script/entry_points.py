@@ -119,8 +119,16 @@ def _without_launcher(word: str, arguments: tuple[str, ...], command: str) -> st
         return f"{word}: name the script alone; leave {word} and its options out: zerokit plan … -- {rest}"
     return (
         f"{word}: zerokit {command} starts the ranks itself; leave {word} and its options out: "
-        f"zerokit {command}{_LAUNCHERS[word]} {rest}"
+        f"zerokit {command}{_LAUNCHERS[word]} {rest}{_LOST if _names_a_file(arguments) else ''}"
     )
+
+
+_LOST = " (without what --config_file says: FSDP or DeepSpeed reaches it with ⟨plan⟩)"
+
+
+def _names_a_file(arguments: tuple[str, ...]) -> bool:
+    """Whether Accelerate's launcher would read a YAML."""
+    return any(text.replace("-", "_").startswith("__config_file") for text in arguments)
 
 
 # ---- tools that start workers

@@ -208,3 +208,11 @@ def test_the_folder_of_a_plan_is_no_script(tmp_path: Path) -> None:
     write_plan(tmp_path / "zerokit-plan")
     with pytest.raises(InputError, match=r"is the folder of a plan, not a script: name it with plan$"):
         resolve(str(tmp_path / "zerokit-plan"), ("train.py",))
+
+
+def test_a_launchers_file_is_not_left_out_silently() -> None:
+    words = ("launch", "--config-file", "fsdp.yaml", "train.py")
+    with pytest.raises(InputError, match=r"without what --config_file says: FSDP or DeepSpeed reaches it"):
+        resolve("accelerate", words, "rehearse")
+    with pytest.raises(InputError, match=r"--launcher accelerate train\.py$"):
+        resolve("accelerate", ("launch", "train.py"), "rehearse")
