@@ -18,6 +18,9 @@ import zerokit
 from tests.faults.conftest import Run
 from tests.support.command import called
 from tests.support.packages import needs
+from zerokit.checkpoints import converting
+from zerokit.checkpoints.files import ZeroFiles
+from zerokit.errors import InputError
 
 needs("deepspeed")
 needs("transformers")
@@ -106,6 +109,15 @@ def test_two_ranks_go_on_where_four_were(tmp_path: Path) -> None:
         path.parent.name: torch.load(path).flatten().tolist()
         for path in (tmp_path / converted).glob("*/fp32.pt")
     }
+
+
+def test_a_converter_that_fails_leaves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step5"
+    folder.mkdir()
+    files = ZeroFiles(folder=folder, ranks=4, states=(1,), models=())
+    with pytest.raises(InputError, match=r"to_universal failed: .*; resume it on 4, or take DeepSpeed 0"):
+        converting.make_universal(files, 1)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.slow

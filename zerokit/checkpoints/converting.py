@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.checkpoints.files import ZeroFiles, sharded_model, zero_files
-from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS
+from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS, DEEPSPEED_VERSION
 from zerokit.errors import InputError, NothingFits
 from zerokit.files import write_whole
 from zerokit.machine.host import detect_host
@@ -119,6 +119,12 @@ def make_universal(files: ZeroFiles, workers: int) -> None:
         _in_torch("to_universal", str(files.folder), str(part), str(workers))
         part.rename(files.universal)
         write_whole(files.folder.parent / "latest_universal", files.universal.name.encode())
+    except InputError as error:  # 0.16.9 converts ZeRO-3 with one group of parameters alone
+        error.reword(
+            f"{error.marked}; resume it on {files.ranks}, or take DeepSpeed {DEEPSPEED_VERSION}, whose "
+            "converter knows more"
+        )
+        raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
