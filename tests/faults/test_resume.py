@@ -42,11 +42,11 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def plan(folder: Path, stage: int | None) -> None:
+def plan(folder: Path, stage: int | None, ranks: int = 4, name: str = "plan") -> None:
     (folder / "config.json").write_text(json.dumps(SHAPE))
     device = {"gpu": "h200", "engine": "fsdp2"} if stage is None else {"device": "cpu", "zero": str(stage)}
     job = {"seq_len": 32, "global_batch": 8, "micro_batch": 2, "precision": "fp32"}
-    zerokit.plan(model=str(folder / "config.json"), gpus=4, out=folder / "plan", **device, **job)
+    zerokit.plan(model=str(folder / "config.json"), gpus=ranks, out=folder / name, **device, **job)
 
 
 class Trained:
@@ -131,6 +131,20 @@ def test_weights_that_fsdp2_sharded_are_those_that_it_saves_whole(tmp_path: Path
     assert trained.weights(f"out/checkpoint-{EVERY}") == {
         name: weight.flatten().tolist() for name, weight in saved.items()
     }
+
+
+@pytest.mark.slow
+def test_fsdp2_divides_anew_what_it_sharded(tmp_path: Path) -> None:
+    """By plans whose file was edited, which are not made again: each number of ranks has its own."""
+    trained = Trained(tmp_path, None)
+    for ranks in (2, 4):
+        plan(tmp_path, None, ranks, f"plan-{ranks}")
+        file = tmp_path / f"plan-{ranks}" / "accelerate.yaml"
+        file.write_text(file.read_text().replace("FULL_STATE_DICT", "SHARDED_STATE_DICT"))
+    whole = trained.losses("first", 4, "--plan", "plan-4")
+    assert any((tmp_path / "out" / f"checkpoint-{EVERY}").glob("pytorch_model_fsdp_0/*"))
+    trained.interrupted_at(EVERY)
+    assert close(trained.losses("second", 2, "--plan", "plan-2", "--resume", "first"), whole)
 
 
 @pytest.mark.slow
