@@ -272,8 +272,8 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/deepspeed-or-fsdp2.md",
-        "FSDP2's peaks were predicted within 0.02 % in {close} of {rows} rows. The other is a plain loop "
-        "with a bf16 model and fp32 adapters, {worst} % above",
+        "FSDP2's peaks were predicted within 0.02 % in {close} of {rows} rows, QLoRA and experts among "
+        "them. The others are a plain loop with a bf16 model and fp32 adapters, {worst} % above, and",
         figures.engine_pairs,
     ),
     (

@@ -37,6 +37,7 @@ MEGATRON = replace(
     backward_launch=1.0,
     recompute_launch=1.0,
     hook_seconds=0.0,
+    packed_seconds=0.0,
     checkpoint_seconds=0.0,
     stage3_launch_seconds=0.0,
     stage3_backward_seconds=0.0,

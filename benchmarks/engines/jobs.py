@@ -195,7 +195,7 @@ class Compared:
 
 def compared(rows: Sequence[dict[str, Any]], host: float | None = None) -> list[tuple[str, Compared]]:
     """Each measured row beside what is said of it, and its pair."""
-    measured = {row["id"]: row for row in rows}
+    measured = {row["id"]: row for row in rows if "failed" not in row}
     said = ((case[0], row(*case, host=host)) for case in cases())
     return [(pair, Compared(job, measured[job["id"]])) for pair, job in said if job["id"] in measured]
 

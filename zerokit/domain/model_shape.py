@@ -289,6 +289,15 @@ class ModelShape:
         """Elements of all layers that bitsandbytes quantises."""
         return sum(s.layers * g.parameters for s in self.stacks for g in s.gemms if g.packable)
 
+    @property
+    def packable_modules(self) -> float:
+        """Linear modules of a layer that 4 bits can hold, on average over all layers."""
+        counts = (
+            stack.layers * sum(len(gemm.modules) for gemm in stack.gemms if gemm.packable)
+            for stack in self.stacks
+        )
+        return sum(counts) / self.layers
+
     def adapted_share(self, targets: tuple[str, ...]) -> float:
         """Share of the linear modules of all layers that get adapters."""
         every = adapted = 0

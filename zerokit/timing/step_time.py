@@ -486,6 +486,8 @@ class TimeModel:
         adapted = 0.0 if self.job.method == "full" else self.shape.adapted_share(self.job.adapters.targets)
         times = self._layer_kernels / c.launch_kernels if c.launch_kernels else 1.0
         seconds = c.launch_seconds * (times + (c.adapter_launch - 1.0) * adapted)
+        if self.job.method == "qlora":
+            seconds += c.packed_seconds * self.shape.packable_modules
         # what each pass over a layer costs besides
         more = c.tensor_launch_seconds * (strategy.tensor_parallel - 1)
         forward, backward, recompute = self.traffic.engine(strategy).layer_launch(strategy)
