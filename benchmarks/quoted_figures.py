@@ -396,7 +396,10 @@ def engine_pairs() -> Figures:
     """FSDP2 beside DeepSpeed on two H200s."""
     compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))
     found, first = engines.Summary.of(compared), engines.Summary.of(engines.as_predicted(compared))
+    packed = [-one.time_error for _, one in compared if "packed" in one.said]
     return {
+        "second": size(sorted(found.peaks)[-2], 1), "packed": str(len(packed)),
+        "least_packed": size(min(packed)), "most_packed": size(max(packed)),
         "first_named": str(first.named), "first_mean": size(_mean(first.times)),
         "named": str(found.named), "pairs": str(found.pairs), "rows": str(len(found.peaks)),
         "close": str(sum(error < 2e-4 for error in found.peaks)), "worst": size(max(found.peaks), 1),

@@ -273,7 +273,13 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     (
         "docs/deepspeed-or-fsdp2.md",
         "FSDP2's peaks were predicted within 0.02 % in {close} of {rows} rows, QLoRA and experts among "
-        "them. The others are a plain loop with a bf16 model and fp32 adapters, {worst} % above, and",
+        "them. The others are a plain loop with a bf16 model and fp32 adapters, {worst} % above, and "
+        "torchao's AdamW of 4 bits, {second} % above",
+        figures.engine_pairs,
+    ),
+    (
+        "docs/deepspeed-or-fsdp2.md",
+        "are predicted {least_packed} to {most_packed} % too short beside {packed} runs",
         figures.engine_pairs,
     ),
     (

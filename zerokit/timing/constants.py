@@ -252,7 +252,7 @@ HUGGING_FACE = Constants(
     fsdp2_fixed_seconds=3.3e-3,
     # Megatron-DeepSpeed on A100: 8-way layers launch in 1.4 times the time of whole ones
     tensor_launch_seconds=60e-6,
-    launch_join=6.0,
+    launch_join=5.0,
     # 3 ms and 0.13 ms a tensor alone
     step_launch_seconds=4.5e-3,
     tensor_step_seconds=0.2e-3,

@@ -184,6 +184,11 @@ class DeepSpeedStep(EngineStep):
         counts = self._zero_3(strategy)
         return counts.forward + counts.backward + counts.anew + counts.reductions
 
+    def waits_for_each_micro_batch(self, strategy: Strategy) -> bool:
+        """The timer of its throughput does, unless ``timers.throughput`` says otherwise (engine.py:2946,
+        utils/timer.py:237, 0.19.8); in a pipeline once a step (pipe/engine.py, ``train_batch``)."""
+        return strategy.pipeline_parallel == 1
+
     def reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch (zero/stage_1_and_2.py:2294)."""
         settings = strategy.settings

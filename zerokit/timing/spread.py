@@ -209,6 +209,10 @@ class EngineStep(ABC):
         """How often the host waits for all ranks, per micro-batch."""
         return 0.0
 
+    def waits_for_each_micro_batch(self, strategy: Strategy) -> bool:
+        """Whether the host lets the GPU finish one before it issues the next."""
+        return False
+
     def hooks(self, strategy: Strategy) -> float:
         """Host time of Python's hooks on gradients, per micro-batch."""
         return 0.0

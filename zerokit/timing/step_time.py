@@ -453,9 +453,12 @@ class TimeModel:
         if self.cluster.on_cpu:  # ranks launch on the cores that compute: one after the other
             seconds = [phase.host + phase.gpu for phase in phases]
         else:
-            waits = self.traffic.engine(strategy).waits(strategy)
-            lead = _LEAD_WHERE_IT_WAITS if waits else math.inf
-            seconds = _played(phases, strategy.settings.gradient_accumulation, lead, c.launch_join)
+            engine = self.traffic.engine(strategy)
+            lead = _LEAD_WHERE_IT_WAITS if engine.waits(strategy) else math.inf
+            apart = engine.waits_for_each_micro_batch(strategy)
+            seconds = _played(
+                phases, 1 if apart else strategy.settings.gradient_accumulation, lead, c.launch_join
+            )
         factor = self.calibration.layer_factor(
             self.shape.hidden, strategy.tensor_parallel, self.kernels.tokens(self.shape.stacks[0], strategy)
         )

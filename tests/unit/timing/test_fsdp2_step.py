@@ -94,3 +94,17 @@ def test_torchaos_optimizers_step_tensor_by_tensor() -> None:
     narrow = replace(strategy, settings=replace(strategy.settings, client_optimizer="adamw_torch_8bit"))
     assert model.estimate(narrow).step_seconds == pytest.approx(0.411, rel=0.1)
     assert model.estimate(strategy).step_seconds == pytest.approx(0.334, rel=0.08)
+
+
+def test_the_host_runs_ahead_into_the_next_micro_batch() -> None:
+    """Mistral-7B, 4 micro-batches of 2,048 tokens on two H200s: 0.980 to 1.207 s, though the host's
+    time for a forward pass is 0.9 of the GPU's."""
+    model = model_of("mistral-7b-v0.1", 2, 2048, 8, host=Calibration(host_factor=0.84, host_factor_high=0.84))
+    took = {
+        count: model.estimate(
+            sharded(2, micro_batch=1, gradient_accumulation=count, reshard_after_forward=False)
+        )
+        for count in (1, 4)
+    }
+    assert took[4].step_seconds == pytest.approx(0.998, rel=0.05)
+    assert took[4].parts["launch"] < 4 * took[1].parts["launch"]

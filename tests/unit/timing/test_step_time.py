@@ -412,17 +412,9 @@ def test_casts_under_autocast_take_the_host(
     assert found == pytest.approx(more, rel=0.15, abs=0.12)
 
 
-def test_the_host_runs_ahead_of_the_gpu_into_the_next_micro_batch() -> None:
-    """Long micro-batches hide all that the host does but the first layer's; the first of many hides least."""
-    shape = shape_of("llama-3.1-8b")
-
-    def launch_share(micro: int, accumulation: int, factor: float) -> float:
-        took = step(shape, data=2, micro=micro, accumulation=accumulation,
-                    calibration=Calibration(host_factor=factor, host_factor_high=factor))  # fmt: skip
-        return took.parts.get("launch", 0.0) / took.parts["compute"]
-
-    assert launch_share(8, 1, 0.5) < 0.01
-    assert launch_share(2, 8, 1.0) < launch_share(2, 1, 1.0)
+def test_long_micro_batches_hide_what_the_host_does() -> None:
+    took = step(shape_of("llama-3.1-8b"), data=2, micro=8, calibration=Calibration(host_factor=0.5))
+    assert took.parts.get("launch", 0.0) < 0.01 * took.parts["compute"]
 
 
 def test_a_gathered_partition_is_not_hidden_behind_backward() -> None:
