@@ -14,6 +14,7 @@ import zerokit as zerokit_api
 
 SCRIPT = """
 import sys
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
 parser = HfArgumentParser(TrainingArguments)
@@ -22,6 +23,18 @@ model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("model"))
 if "--freeze" in rest:
     for layer in model.model.layers[:6]:
         layer.requires_grad_(False)
+if "--freeze-by-number" in rest:
+    for part in model.modules():
+        if getattr(part, "layer_idx", 24) < 12:
+            part.requires_grad_(False)
+if "--hook" in rest:
+    kept = []
+
+    def keep(part, inputs, result):
+        if getattr(part, "layer_idx", 0) == 20:
+            kept.append(result[0].clone())
+
+    register_module_forward_hook(keep)
 if "--lora" in rest:
     from peft import LoraConfig, get_peft_model
 
@@ -146,6 +159,8 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
     ("config", "words", "gpus"),
     [
         (DEEP, ("--freeze",), 1),
+        (DEEP, ("--freeze-by-number",), 1),
+        (DEEP, ("--hook",), 1),
         ({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1),
         ({**ALTERNATING, "num_hidden_layers": 24}, (), 1),
         (DEEP, (), 2),

@@ -8,10 +8,12 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules import module as everywhere
 
 from zerokit.instrument.engine_facts import elements
 from zerokit.rehearsal.process.endings import NeedsWhole
@@ -32,14 +34,17 @@ _ALIKE = frozenset(
 )
 """Whose code treats the layers of a model alike, unless its configuration says otherwise."""
 _NAMING = (
-    "named_parameters", "named_modules", "named_children", "children", "get_submodule", "get_parameter",
+    "named_parameters", "named_modules", "modules", "apply", "named_children", "children", "get_submodule",
+    "get_parameter",
 )  # fmt: skip
 
 
 @functools.cache
 def _treats_alike(file: str) -> bool:
+    if file.startswith(_OURS):
+        return True
     if not is_library(file):  # a checkout of one of them, too, with scripts beside it
-        return file.startswith(_OURS)
+        return False
     installed = short(file)
     return installed == file or installed.partition("/")[0] in _ALIKE  # the first: Python's own
 
@@ -188,7 +193,12 @@ class Depth:
 
     def trained(self, module: torch.nn.Module) -> None:
         """A model is trained. Raises NeedsWhole: adapters are asked for in some of its layers by their
-        numbers."""
+        numbers, or code that may tell layers apart runs in them."""
+        for stack in self._built(module) if self.of else ():
+            for part in stack.modules():
+                hooks = (part._forward_hooks, part._forward_pre_hooks, everywhere._global_forward_hooks)
+                for code in (part.forward, *chain.from_iterable(some.values() for some in hooks)):
+                    self.asked("forward", getattr(getattr(code, "__code__", None), "co_filename", _OURS))
         for config in getattr(module, "peft_config", {}).values() if self.of else ():
             names = [
                 value
@@ -202,12 +212,16 @@ class Depth:
             if by_number or is_pattern or any(part.isdigit() for part in parts):
                 raise NeedsWhole("adapters are in some layers, by number")
 
+    def _built(self, module: torch.nn.Module) -> Iterator[torch.nn.ModuleList]:
+        """The stacks of layers that it was built with."""
+        lists = (part for part in module.modules() if isinstance(part, torch.nn.ModuleList))
+        return (part for part in lists if len(part) == self.layers)
+
     def see(self, module: Any) -> None:
         """Count what the layers hold that the model was built without."""
         if len(self.of) != 1:
             return
-        lists = (part for part in module.modules() if isinstance(part, torch.nn.ModuleList))
-        lasts = [list(part[-1].parameters()) for part in lists if len(part) == self.layers]
+        lasts = [list(stack[-1].parameters()) for stack in self._built(module)]
         held = max(lasts, key=lambda some: sum(map(elements, some)), default=[])
         more = self.more
         trained = sum(elements(parameter) for parameter in held if parameter.requires_grad)
