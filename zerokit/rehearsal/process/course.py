@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from zerokit.domain.phases import PHASES
 from zerokit.rehearsal.process.allocator import PlayedAllocator
 from zerokit.rehearsal.process.ledger import STILL_LIVE, GpuMemory, History
 from zerokit.rehearsal.process.machine import Machine
@@ -77,7 +78,8 @@ def course_of(machine: Machine, recorder: Recorder | None) -> Course:
             what = kind, event._replace(**nothing, shapes=())
         exact[at], alike[at] = numbers.of((what, size)), numbers.of(what)
     _, kinds, _, subjects = (np.asarray(column, np.int64) for column in zip(*rows, strict=True))
-    totals = np.asarray([getattr(machine, name) for name in _TOTALS], np.int64)
+    on_host = [machine.host_phases.get(phase, 0) for phase in PHASES]
+    totals = np.asarray([*(getattr(machine, name) for name in _TOTALS), *on_host], np.int64)
     return Course(kinds=kinds, exact=exact, alike=alike, subjects=subjects, values=values, totals=totals)
 
 
@@ -142,9 +144,12 @@ def extend(
         for event, ended, grown in _by_layer(list(some), seen) if stays else some:
             player.play(kinds[event], subjects[event], ended, grown)
     player.put_in_place()
-    machine.host_phases = {}  # of a few layers alone
-    for name, before, now in zip(_TOTALS, fewer.totals.tolist(), seen.totals.tolist(), strict=True):
-        setattr(machine, name, now + (now - before) * more // further)
+    totals = (seen.totals + (seen.totals - fewer.totals) * more // further).tolist()
+    for name, total in zip((*_TOTALS, *PHASES), totals, strict=True):
+        if name in _TOTALS:
+            setattr(machine, name, total)
+        elif total:
+            machine.host_phases[name] = total
 
 
 def _by_layer(births: list[_Birth], seen: Course) -> list[_Birth]:
