@@ -24,7 +24,8 @@ def write_run_with_checkpoint(run: Path, checkpoint: Path, *, ranks: int) -> Non
         record = {"type": "checkpoint", "kind": "trainer", "folder": str(checkpoint.resolve()), "step": 200}
         RankWriter(run / f"rank-{rank:05d}.jsonl", rank).write(record)
         base = {"state": {0: {"step": 200, "exp_avg": state, "exp_avg_sq": state}}, "param_groups": []}
-        states = {"zero_stage": 2, "base_optimizer_state": base, "single_partition_of_fp32_groups": [state]}
+        states = {"zero_stage": 2, "partition_count": [ranks], "base_optimizer_state": base}
+        states["single_partition_of_fp32_groups"] = [state]
         torch.save(
             {"optimizer_state_dict": states}, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         )

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,8 @@ def why_not_universal(files: ZeroFiles, facts: dict[str, Any]) -> str | None:
         return f"it holds {files.unsupported}"
     if facts["mics"]:
         return f"MiCS divided it among {facts['mics']} ranks each"
+    if facts["ranks"] != files.ranks:
+        return f"only {files.ranks} of its {facts['ranks']} ranks have their files there: bring the others"
     if not facts["is_adam"]:
         return _NO_ADAM.format(few(facts["states"]) or "no states")
     if facts["buffers"]:
@@ -114,7 +118,8 @@ def scheduler_steps(folder: Path) -> list[int]:
 def make_universal(files: ZeroFiles, workers: int) -> None:
     """Convert it, beside itself, whole or not at all. Raises InputError: the converter failed."""
     part = files.universal.with_name(f"{files.universal.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    for old in (part, files.universal):
+        shutil.rmtree(old, ignore_errors=True)
     try:
         _in_torch("to_universal", str(files.folder), str(part), str(workers))
         part.rename(files.universal)
@@ -207,11 +212,17 @@ _ERROR = re.compile(r"[\w.]*(?:Error|Exception)\b")
 def _in_torch(*task: str) -> Any:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "zerokit.checkpoints.in_torch", *task]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode:
-        lines = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+    process = subprocess.Popen(
+        command, env=environment, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = process.communicate()
+    finally:  # its workers are in its group: interrupted, they would write on into a folder that is removed
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = (errors.strip() or f"exit code {process.returncode}").splitlines()
         why = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
         raise InputError(f"{task[1]}: {task[0]} failed: {why}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(output.strip().splitlines()[-1])

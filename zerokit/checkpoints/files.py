@@ -36,6 +36,12 @@ class ZeroFiles:
         """Where the same is, as a universal checkpoint."""
         return self.folder.with_name(f"{self.folder.name}{UNIVERSAL}")
 
+    @property
+    def is_converted(self) -> bool:
+        """Whether the universal one was made of these files: a later run may have written them anew."""
+        written = max(path.stat().st_mtime for path in self.folder.iterdir())
+        return self.universal.is_dir() and self.universal.stat().st_mtime >= written
+
 
 def zero_files(checkpoint: Path) -> ZeroFiles | None:
     """ZeRO's files in a checkpoint's folder or one below it (DeepSpeed 0.19.8, runtime/engine.py:4302); None:

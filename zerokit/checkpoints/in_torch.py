@@ -22,12 +22,13 @@ def zero_facts(folder: str) -> dict[str, Any]:
     model = _load(min(Path(folder).glob("*_model_states.pt")))
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or {}
     groups = base.get("state") or {} if isinstance(base, dict) else {}
+    counts = states["partition_count"]  # ZeRO-1 and 2 have each group's
     kept = sorted({key for group in groups.values() for key in group} - {"step"})
     shapes = [shape for group in model["param_shapes"] or () for shape in group.values()]
     frozen = model.get("frozen_param_shapes") or {}
     zero = (model.get("ds_config") or {}).get("zero_optimization") or {}
     return {
-        "stage": int(states["zero_stage"]),
+        "ranks": max(counts) if isinstance(counts, list) else counts,
         "states": kept,
         "is_adam": set(kept) == _ADAM,
         "buffers": sorted(model.get("buffer_names") or ()),

@@ -91,7 +91,7 @@ class ResumePoint:
 
     def to_convert(self, ranks: int) -> ZeroFiles | None:
         """What has to be converted for so many ranks; None: nothing."""
-        return self.zero if self.zero is not None and self.zero.ranks != ranks else None
+        return self.zero if ranks != self.ranks else None
 
     def make_ready(self, ranks: int, say: Say, *, dry_run: bool = False) -> None:
         """Convert what has to be, and say first what that needs.
@@ -112,7 +112,7 @@ class ResumePoint:
             raise self._refused(reason)
         if facts["frozen"]:
             say("frozen weights are those that the script loads: they are not in a converted checkpoint")
-        if files.universal.is_dir():
+        if files.is_converted:
             say(f"it was converted before: {files.universal}")
             return
         needs = converting.to_universal_needs(files, facts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,8 @@ from zerokit.checkpoints.files import ZeroFiles
 from zerokit.errors import NothingFits
 from zerokit.units import GIB
 
-FACTS = {"mics": 0, "is_adam": True, "states": ["exp_avg", "exp_avg_sq"], "buffers": [], "frozen": [],
-         "names": 16, "largest": 40 * 10**6}  # fmt: skip
+FACTS = {"ranks": 4, "mics": 0, "is_adam": True, "states": ["exp_avg", "exp_avg_sq"], "buffers": [],
+         "frozen": [], "names": 16, "largest": 40 * 10**6}  # fmt: skip
 
 
 def files(ranks: int = 4, each: int = 300 * 10**6, models: int = 400 * 10**6) -> ZeroFiles:
@@ -66,8 +68,35 @@ def test_what_has_no_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"is_adam": False, "states": []}, "its optimizer keeps no states"),
         ({"buffers": ["bn.running_mean"]}, "bn.running_mean"),
         ({"mics": 4}, "MiCS divided it among 4 ranks each"),
+        ({"ranks": 8}, "only 4 of its 8 ranks have their files there"),
     ],
 )
 def test_what_cannot_go_on_is_named(facts: dict[str, Any], why: str | None) -> None:
     told = converting.why_not_universal(files(), {**FACTS, **facts})
     assert told is None if why is None else why in str(told)
+
+
+_INTERRUPTED = """
+import os, signal, subprocess, time
+def main(asked):
+    worker = subprocess.Popen(["sleep", "60"])
+    with open({pid!r}, "w") as file:
+        file.write(str(worker.pid))
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_an_interrupted_conversion_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "deepspeed" / "checkpoint"
+    package.mkdir(parents=True)
+    (package / "ds_to_universal.py").write_text(_INTERRUPTED.format(pid=str(tmp_path / "pid")))
+    (package.parent / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    with pytest.raises(KeyboardInterrupt):
+        converting.make_universal(ZeroFiles(folder=tmp_path / "c", ranks=2, states=(1,), models=()), 1)
+    process = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    end = time.monotonic() + 5
+    while process.exists() and " Z " not in process.read_text() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not process.exists() or " Z " in process.read_text()

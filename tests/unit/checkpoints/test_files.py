@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_zeros_files_are_found_below_a_trainers_folder(tmp_path: Path) -> None:
     assert (files.states, files.models) == ((1, 2, 3), (5,))
     assert files.universal == tmp_path / "checkpoint-5" / "global_step5_universal"
     assert zero_files(tmp_path / "checkpoint-5" / "global_step6") is None
+
+
+def test_a_universal_one_older_than_the_files_is_of_other_files(tmp_path: Path) -> None:
+    files = zero_files(write_zero(tmp_path / "global_step5", 2))
+    assert files is not None and not files.is_converted
+    files.universal.mkdir()
+    assert files.is_converted
+    later = files.universal.stat().st_mtime + 1
+    os.utime(files.folder / "mp_rank_00_model_states.pt", (later, later))
+    assert not files.is_converted
 
 
 @pytest.mark.parametrize(
