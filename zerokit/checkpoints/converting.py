@@ -186,18 +186,19 @@ class Weights:
                 f"{self.checkpoint} holds no config.json, without which nothing loads the weights: put the "
                 "model's there"
             )
-        self.needs.check("that", out)
+        self.needs.check("writing the weights", out)
         if dry_run:
             return []
-        is_new = not out.exists()
+        existed = out.exists()
         try:
             _in_torch(*self.task, str(out))
             for path in beside:
                 if not path.name.endswith(_NOT_BESIDE):
                     shutil.copy2(path, out)
         except BaseException:
-            if is_new:
-                shutil.rmtree(out, ignore_errors=True)
+            shutil.rmtree(out, ignore_errors=True)
+            if existed:
+                out.mkdir(exist_ok=True)
             raise
         return sorted(path.name for path in out.iterdir())
 

@@ -40,19 +40,16 @@ def point_of(run: Path) -> ResumePoint:
     """The newest whole checkpoint of a run that is over, or of its last attempt that wrote one. Raises
     InputError: it still runs, is no run, or has none."""
     if not is_run(run):
-        raise InputError(f"⟨resume⟩ {run}: not a run folder, as `zerokit launch` writes them")
+        raise InputError(f"{run}: not a run folder, as `zerokit launch` writes them")
     if is_launch_alive(run):
-        raise InputError(f"⟨resume⟩ {run}: this run is not over; `zerokit watch` shows it")
+        raise InputError(f"{run}: this run is not over; `zerokit watch` shows it")
     for folder in _attempts(run):
         ranks = _expected_ranks(folder)
         logs = {log.rank: log for log in map(read_rank_file, find_rank_files(folder))}
         checkpoint = newest_checkpoint(logs, ranks)
         if checkpoint is not None:
             return ResumePoint(checkpoint=checkpoint, ranks=ranks, zero=zero_files(checkpoint.path))
-    raise InputError(
-        f"⟨resume⟩ {run}: no checkpoint there that every rank finished writing: run it from the beginning, "
-        "without ⟨resume⟩"
-    )
+    raise InputError(f"{run}: no checkpoint there that every rank finished writing")
 
 
 def _attempts(run: Path) -> Iterator[Path]:

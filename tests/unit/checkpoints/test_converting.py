@@ -12,7 +12,7 @@ import pytest
 
 from zerokit.checkpoints import converting
 from zerokit.checkpoints.files import ZeroFiles
-from zerokit.errors import NothingFits
+from zerokit.errors import InputError, NothingFits
 from zerokit.units import GIB
 
 FACTS = {"ranks": 4, "mics": 0, "is_adam": True, "states": ["exp_avg", "exp_avg_sq"], "buffers": [],
@@ -76,6 +76,42 @@ def test_what_cannot_go_on_is_named(facts: dict[str, Any], why: str | None) -> N
     assert told is None if why is None else why in str(told)
 
 
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
+    """In DeepSpeed's place, in the process that converts."""
+    path = folder / "deepspeed" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    (folder / "deepspeed" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", ""))))
+
+
+_FAILED = """
+from pathlib import Path
+get_fp32_state_dict_from_zero_checkpoint = None
+def convert_zero_checkpoint_to_fp32_state_dict(folder, out, **more):
+    Path(out).mkdir(exist_ok=True)
+    Path(out, "model-00001-of-00002.safetensors").touch()
+    raise OSError("no space left on device")
+"""
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_weights_that_failed_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    stand_in(tmp_path, monkeypatch, "utils/zero_to_fp32.py", _FAILED)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.json").write_text("{}")
+    out = tmp_path / "model"
+    if existed:
+        out.mkdir()
+    needs = converting.Needs(disk_bytes=0, kept_bytes=0, host_bytes=0)
+    weights = converting.Weights(checkpoint=tmp_path / "c", task=("zero_to_weights", "c", "t"), needs=needs)
+    with pytest.raises(InputError, match="no space left on device"):
+        weights.write(out)
+    assert out.exists() == existed and not (existed and any(out.iterdir()))
+
+
 _INTERRUPTED = """
 import os, signal, subprocess, time
 def main(asked):
@@ -88,11 +124,8 @@ def main(asked):
 
 
 def test_an_interrupted_conversion_ends_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "deepspeed" / "checkpoint"
-    package.mkdir(parents=True)
-    (package / "ds_to_universal.py").write_text(_INTERRUPTED.format(pid=str(tmp_path / "pid")))
-    (package.parent / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    code = _INTERRUPTED.format(pid=str(tmp_path / "pid"))
+    stand_in(tmp_path, monkeypatch, "checkpoint/ds_to_universal.py", code)
     with pytest.raises(KeyboardInterrupt):
         converting.make_universal(ZeroFiles(folder=tmp_path / "c", ranks=2, states=(1,), models=()), 1)
     process = Path("/proc", (tmp_path / "pid").read_text(), "stat")
