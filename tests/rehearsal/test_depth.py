@@ -161,7 +161,7 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
         (DEEP, ("--freeze",), 1),
         (DEEP, ("--freeze-by-number",), 1),
         (DEEP, ("--hook",), 1),
-        ({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1),
+        ({**DENSE_FIRST, "num_hidden_layers": 24, "dtype": "bfloat16"}, (), 1),
         ({**ALTERNATING, "num_hidden_layers": 24}, (), 1),
         (DEEP, (), 2),
     ],
