@@ -103,6 +103,7 @@ def test_two_ranks_go_on_where_four_were(tmp_path: Path) -> None:
     whole = trained.losses("first", 4)
     assert whole[STEPS] < whole[1] - 0.1
     trained.interrupted_at(EVERY)
+    (tmp_path / "out" / f"checkpoint-{EVERY}" / "rng_state_7.pth").touch()  # an earlier run's, of more ranks
     assert close(trained.losses("second", 2, "--resume", "first"), whole)
     converted = Path("out") / f"checkpoint-{EVERY}" / f"global_step{EVERY}_universal" / "zero"
     assert trained.weights(f"out/checkpoint-{EVERY}") == {

@@ -94,7 +94,10 @@ def why_not_universal(files: ZeroFiles, facts: dict[str, Any]) -> str | None:
     if facts["mics"]:
         return f"MiCS divided it among {facts['mics']} ranks each"
     if facts["ranks"] != files.ranks:
-        return f"only {files.ranks} of its {facts['ranks']} ranks have their files there: bring the others"
+        return (
+            f"{facts['ranks']} ranks wrote it, and files of {files.ranks} are there: bring what is "
+            "missing, or remove what another run left"
+        )
     if not facts["is_adam"]:
         return _NO_ADAM.format(few(facts["states"]) or "no states")
     if facts["buffers"]:

@@ -22,7 +22,7 @@ from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rank import deadman
 from zerokit.launcher.rank.checkpoints import RESUME_VARIABLE
 from zerokit.launcher.rank.memory_snapshots import SNAPSHOT_VARIABLE
-from zerokit.launcher.rank.resumed import RESUMED_VARIABLE, UNIVERSAL_VARIABLE
+from zerokit.launcher.rank.resumed import RANKS_VARIABLE, RESUMED_VARIABLE, UNIVERSAL_VARIABLE
 from zerokit.launcher.rank.step_limit import STOP_VARIABLE
 from zerokit.launcher.rank.trackers import OFF_VARIABLE
 from zerokit.launcher.rank_start import THREADS_VARIABLE, cores_per_rank
@@ -99,6 +99,7 @@ def build(
         command.set_variables[RESUME_VARIABLE] = options.resume_from
     if options.point is not None:
         command.set_variables[RESUMED_VARIABLE] = str(options.point.checkpoint.path)
+        command.set_variables[RANKS_VARIABLE] = str(options.point.ranks)
         if (files := options.point.to_convert(placement.ranks)) is not None:
             command.set_variables[UNIVERSAL_VARIABLE] = str(files.folder)
     if options.snapshot is not None:

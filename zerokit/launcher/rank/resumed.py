@@ -16,6 +16,8 @@ from zerokit.instrument.phases import in_place_of
 
 RESUMED_VARIABLE = "ZEROKIT_RESUMED"
 """The checkpoint that the run is to go on from, which another run wrote."""
+RANKS_VARIABLE = "ZEROKIT_RESUMED_RANKS"
+"""How many wrote it: files beside it may be another run's, or on other machines."""
 UNIVERSAL_VARIABLE = "ZEROKIT_UNIVERSAL"
 """The folder of ZeRO's files in it that are not to be loaded themselves, but what was converted of them."""
 _CONVERTED = "{}_universal"
@@ -103,7 +105,8 @@ class Resumed:
                 )
             self._is_loaded = True
             if given and _real(given) == _real(str(self.checkpoint)):
-                _check_batch(_batch_of_trainer(Path(given)), _trained_batch(this.args))
+                ranks = int(os.environ[RANKS_VARIABLE])
+                _check_batch(_batch_of_trainer(Path(given), ranks), _trained_batch(this.args))
             return original(this, *args, **kwargs)
 
 
@@ -119,13 +122,12 @@ def _trained_batch(args: Any) -> int:
     return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
-def _batch_of_trainer(checkpoint: Path) -> int:
-    """The global batch of the run that wrote it, each of whose ranks wrote a random state; 0: not told."""
+def _batch_of_trainer(checkpoint: Path, ranks: int) -> int:
+    """The global batch of the run that wrote it; 0: not told."""
     path = checkpoint / "training_args.bin"
     if not path.exists():
         return 0
     args = sys.modules["torch"].load(path, weights_only=False)
-    ranks = len(list(checkpoint.glob("rng_state*.pth")))
     return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks)
 
 
