@@ -147,7 +147,7 @@ CLIENT_OPTIMIZERS: Mapping[str, ClientOptimizer] = {
 """Name -> what it keeps."""
 
 
-FAIL_ON_SHARDS: Mapping[str, str] = {
+_FAIL_ON_SHARDS: Mapping[str, str] = {
     BITSANDBYTES: "bitsandbytes' kernels take no DTensors, as FSDP2's weights are: the first step fails",
     "adafactor": "the states of Transformers' Adafactor are no DTensors, as FSDP2's weights are: the first "
     "step fails",
@@ -159,7 +159,7 @@ Transformers 5.23, torch 2.13: "got mixed torch.Tensor and DTensor")."""
 def fails_on_shards(name: object) -> str | None:
     """Why the optimizer of this name cannot step FSDP2's shards; None: nothing is known against it."""
     made = CLIENT_OPTIMIZERS.get(str(name))
-    return FAIL_ON_SHARDS.get(made.package if made else str(name).lower())
+    return _FAIL_ON_SHARDS.get(made.package if made else str(name).lower())
 
 
 def client_optimizer(name: str | None) -> ClientOptimizer | None:

@@ -118,10 +118,8 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         raise InputError(f"⟨inference⟩: {file.path} is for training")
     refuse_optimizer(job)
     remarks = (*file.ignored, *(f"{file.path}: {text}" for text in says.remarks))
-    settings, notes = (
-        replace(says.settings, master_bytes=trained_bytes(job)),
-        notes_of("file-remark", remarks),
-    )
+    settings = replace(says.settings, master_bytes=trained_bytes(job))
+    notes = notes_of("file-remark", remarks)
     if not says.names_precision:
         given = "fp32" if request.precision == "auto" else request.precision
         precision = choose_precision(given, request.cluster)[0]
