@@ -51,8 +51,11 @@ class Needs:
         )
 
     def check(self, what: str, out: Path) -> None:
-        """Raises NothingFits: the disk or the host's memory has no room for it."""
+        """Raises NothingFits: the disk or the host's memory has no room for it; InputError: nothing can be
+        written there."""
         folder = next(path for path in (out, *out.absolute().parents) if path.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise InputError(f"{what} needs a folder that it can write to, and cannot write to {folder}")
         free, available = shutil.disk_usage(folder).free, detect_host().ram_available_bytes
         if self.disk_bytes > free:
             raise NothingFits(

@@ -118,7 +118,7 @@ class ResumePoint:
         needs = converting.to_universal_needs(files, facts)
         what = f"converting it into a universal checkpoint, {files.universal},"
         say(f"{what} takes {needs}")
-        needs.check(what, files.folder)
+        needs.check(what, files.folder.parent)
         if not dry_run:
             converting.make_universal(files, needs.workers)
 

@@ -58,6 +58,9 @@ def test_what_has_no_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         needs.check("it", tmp_path)
     room(monkeypatch)
     needs.check("it", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write to"):
+        needs.check("it", tmp_path / "file" / "new")
 
 
 @pytest.mark.parametrize(
