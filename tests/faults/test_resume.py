@@ -225,7 +225,12 @@ def test_a_script_of_its_own_goes_on(tmp_path: Path) -> None:
             ("--deepspeed", "plan/ds_config.json", "--per_device_train_batch_size", "2"),
             "the global batch is 4, and the checkpoint's was 8",
         ),
-        ("--plan=plan", ("--output_dir", "other"), "it would train from the beginning"),
+        ("--plan=plan", ("--output_dir", "other"), "would train from the beginning"),
+        (
+            "--plan=plan",
+            ("--resume_from_checkpoint", "out/checkpoint-3"),
+            "would train from out/checkpoint-3",
+        ),
     ],
 )
 def test_what_would_train_otherwise_ends(tmp_path: Path, plan: str, more: tuple[str, ...], said: str) -> None:

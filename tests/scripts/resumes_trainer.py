@@ -26,7 +26,7 @@ def main() -> None:
     start = torch.randint(64, (96, 1), generator=torch.Generator().manual_seed(1))
     rows = [{"input_ids": row, "labels": row} for row in (start + 7 * torch.arange(32)) % 64]
     trainer = Trainer(model=LlamaForCausalLM(shape), args=args, train_dataset=rows)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if trainer.is_world_process_zero():
         losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
         print("losses", json.dumps(losses), flush=True)

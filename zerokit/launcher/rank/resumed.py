@@ -98,13 +98,14 @@ class Resumed:
         @in_place_of(module.Trainer, "_inner_training_loop")
         def loop(this: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("resume_from_checkpoint")
-            if not self._is_loaded and not given:
-                raise RuntimeError(
-                    f"zerokit launch --resume: {self.checkpoint} is not in this Trainer's output_dir, "
-                    f"{this.args.output_dir}, and it would train from the beginning: give it the same folder"
-                )
-            self._is_loaded = True
-            if given and _real(given) == _real(str(self.checkpoint)):
+            if not self._is_loaded:
+                if not given or _real(given) != _real(str(self.checkpoint)):
+                    raise RuntimeError(
+                        f"zerokit launch --resume: this Trainer would train from {given or 'the beginning'}, "
+                        f"not from {self.checkpoint}: give it the same output_dir, which is "
+                        f"{this.args.output_dir}, and no checkpoint"
+                    )
+                self._is_loaded = True
                 ranks = int(os.environ[RANKS_VARIABLE])
                 _check_batch(_batch_of_trainer(Path(given), ranks), _trained_batch(this.args))
             return original(this, *args, **kwargs)
