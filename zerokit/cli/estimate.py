@@ -185,14 +185,16 @@ def _plan_command(
     file: str | None = None,
 ) -> str:
     """``zerokit plan`` with the model, the hardware and the job that were given, the ``global_batch`` of the
-    batch per GPU that was, so that the steps compare, and, for the ``same_strategy``, all that was given of
-    it."""
+    batch per GPU that was, so that the steps compare, and of the strategy its engine; for the
+    ``same_strategy`` all that was given of it."""
     from zerokit.planner.options import OPTIONS
 
     given = {
         option.name: options.get(option.name)
         for option in OPTIONS
-        if same_strategy or (option.group != "Strategy" and option.name not in _BATCH_PER_GPU)
+        if same_strategy
+        or option.name == "engine"
+        or (option.group != "Strategy" and option.name not in _BATCH_PER_GPU)
     }
     given["global_batch"] = given["global_batch"] or global_batch
     if given["device"] == "auto":

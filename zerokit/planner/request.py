@@ -379,8 +379,8 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
         return "AdamW", []
     if name in NOT_MODELLED:
         raise InputError(
-            f"⟨optimizer⟩ {name}: not modelled: {NOT_MODELLED[name]}; use AdamW, or adamw_bnb_8bit, "
-            "which keeps its states in 8 bits, or measure with zerokit launch"
+            f"⟨optimizer⟩ {name}: not modelled: {NOT_MODELLED[name]}; use AdamW, or adamw_bnb_8bit (under "
+            "FSDP2 adamw_torch_8bit), which keeps its states in 8 bits, or measure with zerokit launch"
         )
     if name in TAKEN_AS:
         return TAKEN_AS[name], [f"⟨optimizer⟩ {name}: its states are those of {TAKEN_AS[name]}"]

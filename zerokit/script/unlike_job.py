@@ -81,8 +81,9 @@ def with_optimizer_of(script: ScriptOptions, options: Mapping[str, Any]) -> dict
     name, location = str(decided[0]), decided[1]
     if name in NOT_MODELLED:
         raise InputError(
-            f"{location}: not modelled: {NOT_MODELLED[name]}; use adamw_torch, or adamw_bnb_8bit, which "
-            "keeps its states in 8 bits, or measure with `zerokit launch --no-plan`"
+            f"{location}: not modelled: {NOT_MODELLED[name]}; use adamw_torch, or adamw_bnb_8bit (under "
+            "FSDP2 adamw_torch_8bit), which keeps its states in 8 bits, or "
+            "measure with `zerokit launch --no-plan`"
         )
     requested = options.get("optimizer")
     if is_same_optimizer(name, str(requested or "AdamW")):  # the default of a plan and of a Trainer
