@@ -105,7 +105,10 @@ def plan(
     planned = make_plan(request, top=top)
     if file is not None and not file.engine and not said.get("engine"):
         chosen = planned.chosen
-        if not chosen.strategy.settings.divides_states and not chosen.strategy.settings.offloads:
+        settings, adapters = chosen.strategy.settings, request.job.method != "full"
+        # states of adapters are small: what divides them alone is worth no engine
+        divides = settings.divides_gradients if adapters else settings.divides_states
+        if not divides and not settings.offloads:
             plain = _without_engine(said, chosen, file=file, against=against, top=top, say=say)
             if plain is not None:
                 return plain if out is None else replace(plain, files=plain.write(out, say))
@@ -141,8 +144,8 @@ def plan(
 def _without_engine(
     options: Mapping[str, Any], dividing: Candidate, **plan_arguments: Any
 ) -> PlanResult | None:
-    """The plan of a trainer's file that has no engine, where one would divide nothing; None: it is not
-    modelled, does not fit, or is slower."""
+    """The plan of a trainer's file that has no engine, where one would divide nothing that counts; None:
+    it is not modelled, does not fit, or is slower."""
     from zerokit.errors import NothingFits
     from zerokit.search.close_calls import NOISE
 
