@@ -387,7 +387,7 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     if (client := client_optimizer(name)) is not None:
         notes = [
             f"⟨optimizer⟩ {name}: the script makes it, from {client.package} (a Trainer does with "
-            f"optim={name}); its step is timed as AdamW's"
+            f"optim={name})" + ("" if client.tensor_seconds else "; its step is timed as AdamW's")
         ]
         if client.paged:
             notes.append(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ class Resumed:
         """DeepSpeed's loading (0.19.8, runtime/engine.py:4388), and the first step after it."""
         if self.checkpoint is None:
             return
-        load, step = engine.load_checkpoint, engine._take_model_step
+        load = engine.load_checkpoint
 
         @in_place_of(engine, "load_checkpoint")
         def load_checkpoint(this: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -55,32 +56,20 @@ class Resumed:
             _check_batch(before, this.train_batch_size())
             return result
 
-        @in_place_of(engine, "_take_model_step")
-        def take_model_step(this: Any, *args: Any, **kwargs: Any) -> Any:
-            self._check_loaded()
-            return step(this, *args, **kwargs)
+        _before(engine, "_take_model_step", self._check_loaded)
 
     def hook_accelerate(self, module: ModuleType) -> None:
         """Note that the script loads a state of Accelerate's, which reshards what FSDP2 divides."""
-        if self.checkpoint is None:
-            return
-        original = module.Accelerator.load_state
-
-        @in_place_of(module.Accelerator, "load_state")
-        def load_state(this: Any, *args: Any, **kwargs: Any) -> Any:
-            self._is_loaded = True
-            return original(this, *args, **kwargs)
+        if self.checkpoint is not None:
+            _before(module.Accelerator, "load_state", self._loads)
 
     def hook_accelerated_optimizer(self, module: ModuleType) -> None:
         """End at Accelerate's first step without it."""
-        if self.checkpoint is None:
-            return
-        original = module.AcceleratedOptimizer.step
+        if self.checkpoint is not None:
+            _before(module.AcceleratedOptimizer, "step", self._check_loaded)
 
-        @in_place_of(module.AcceleratedOptimizer, "step")
-        def step(this: Any, *args: Any, **kwargs: Any) -> Any:
-            self._check_loaded()
-            return original(this, *args, **kwargs)
+    def _loads(self) -> None:
+        self._is_loaded = True
 
     def _check_loaded(self) -> None:
         if not self._is_loaded:
@@ -109,6 +98,16 @@ class Resumed:
                 ranks = int(os.environ[RANKS_VARIABLE])
                 _check_batch(_batch_of_trainer(Path(given), ranks), _trained_batch(this.args))
             return original(this, *args, **kwargs)
+
+
+def _before(owner: Any, name: str, action: Callable[[], None]) -> None:
+    """Have ``action`` called before each call of a method."""
+    original = getattr(owner, name)
+
+    @in_place_of(owner, name)
+    def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+        action()
+        return original(this, *args, **kwargs)
 
 
 def _check_batch(before: int, now: int) -> None:
