@@ -21,7 +21,8 @@ from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
 from zerokit.trainer_files.keys import trainer_of
-from zerokit.trainer_files.kinds import KINDS
+from zerokit.trainer_files.kinds import KINDS, take_axolotls_engine
+from zerokit.trainer_files.says import Says
 
 _FSDP_AND_DEEPSPEED = Row(
     "arguments-fsdp-and-deepspeed", "fsdp", "fsdp and deepspeed are both given: the Trainer refuses it",
@@ -63,7 +64,7 @@ _FSDP_IGNORED_KEY = Row(
     "arguments-fsdp-ignored-key", "", "the Trainer ignores {key!r} in fsdp_config", "{fix}", "", "warning",
 )  # fmt: skip
 _FSDP_OPTIMIZER = Row(
-    "arguments-fsdp-optimizer", "optim", "optim is {name!r}: {why}",
+    "arguments-fsdp-optimizer", "", "{key} is {name!r}: {why}",
     "use adamw_torch_fused, or adamw_torch_8bit (torchao)", "bitsandbytes 0.50.2, optim/optimizer.py:570",
 )  # fmt: skip
 _FSDP_PACKED = Row(
@@ -128,6 +129,9 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
         if path and (there := find_beside(path, document.path)):
             yield from lint_named_deepspeed(document, there)
         if not trainer.parses_arguments:
+            says = Says(trainer, value)
+            take_axolotls_engine(says)
+            yield from _steps_shards(document, says.engine.get("fsdp", {}).get("fsdp_config"), "optimizer")
             return
     # keys that differ from an argument's in spelling: any other may be one of the script's own
     known_fields = argument_list()["fields"]
@@ -197,10 +201,16 @@ def _fsdp(document: Document) -> Iterator[Finding]:
     yield from _fsdp_block(document, block)
     if fsdp_version(block, 2) == 1:
         return
-    if (why := fails_on_shards(value.get("optim"))) is not None:
-        yield _FSDP_OPTIMIZER.at(document, name=value["optim"], why=why)
+    yield from _steps_shards(document, block, "optim")
     if value.get("load_in_4bit") is True and value.get("bnb_4bit_quant_storage") in (None, "uint8"):
         yield _FSDP_PACKED.at(document)
+
+
+def _steps_shards(document: Document, block: object, key: str) -> Iterator[Finding]:
+    """Whether the optimizer that a key names fails on what FSDP2 divides."""
+    name = document.value.get(key)
+    if fsdp_version(block, 2) == 2 and (why := fails_on_shards(name)) is not None:
+        yield _FSDP_OPTIMIZER.at(document, (key,), key=key, name=name, why=why)
 
 
 def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:

@@ -33,6 +33,8 @@ from zerokit.planner.one_strategy import open_precisions, read_checked
 from zerokit.rules.batch import ranks_of
 from zerokit.strictload.yamltext import dump_yaml
 from zerokit.trainer_files.keys import trainer_of
+from zerokit.trainer_files.kinds import take_axolotls_engine
+from zerokit.trainer_files.says import Says
 from zerokit.values import frozen_dataclass, replace
 
 _BLOCKS = ("distributed_type", "deepspeed_config", "fsdp_config", "parallelism_config", "mixed_precision")
@@ -236,9 +238,10 @@ _WORDS = {"hybrid_shard": "full_shard", "hybrid_shard_zero2": "shard_grad_op", "
 def _fsdps_arguments(value: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """A Trainer's arguments, or a trainer's own file; Axolotl's names no ``fsdp`` beside its block."""
     trainer = trainer_of(value)
-    if trainer is not None and not trainer.parses_arguments and value.get("fsdp_config"):
-        block = {"version": value.get("fsdp_version", 1), **value["fsdp_config"]}
-        value = {**value, "fsdp": value.get("fsdp") or "full_shard", "fsdp_config": block}
+    if trainer is not None and not trainer.parses_arguments:
+        says = Says(trainer, value)
+        take_axolotls_engine(says)
+        value = {**value, **says.engine.get("fsdp", {})}
     if not value.get("fsdp"):
         raise InputError(f"{path}: uses neither FSDP nor DeepSpeed")
     words = value["fsdp"] if isinstance(value["fsdp"], list) else str(value["fsdp"]).split()
@@ -257,7 +260,8 @@ def _in_arguments(source: Source, to: str, folder: Path) -> tuple[Change]:
     if to != "deepspeed":
         becomes = {"fsdp": value.get("fsdp", "full_shard"), "fsdp_config": str(folder / TRAINER_NAME)}
         if trainer is not None and not trainer.parses_arguments:
-            text = "write the keys of that file below fsdp_config, with fsdp_version: 2"
+            text = "write the keys of that file below fsdp_config (cpu_offload as offload_params), with "
+            text += "fsdp_version: 2"
     return (Change(kind="changed" if text else "kept", keys=keys, becomes=becomes, text=text),)
 
 

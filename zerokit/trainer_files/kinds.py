@@ -25,12 +25,13 @@ _SHARED = {
 
 
 def take_precision(says: Says, *switches: str) -> None:
-    """Take the first precision that is on, of ``bf16`` and ``fp16``; tf32 is of products in fp32 alone."""
+    """Take the first precision that is on, of ``bf16`` and ``fp16``, ``auto`` where no other is (axolotl
+    0.19, utils/config/__init__.py, ``resolve_dtype``); tf32 is of products in fp32 alone."""
     says("tf32")
-    for key in switches:
-        if says(key) not in (None, False, "false", "False"):
-            says.take("precision", key, "auto" if says(key) == "auto" else key)
-            return
+    on = {key: says(key) for key in switches if says(key) not in (None, False, "false", "False")}
+    if on:
+        key = min(on, key=lambda name: on[name] == "auto")
+        says.take("precision", key, "auto" if on[key] == "auto" else key)
 
 
 def take_checkpointing(says: Says, key: str, is_on: bool) -> None:
@@ -200,12 +201,7 @@ def _axolotl(says: Says) -> None:
     if says("activation_offloading"):
         says.leave_out("activation_offloading", "what it keeps is counted on the GPU")
     _take_loss(says)
-    if says("deepspeed"):
-        says.engine["deepspeed"] = says("deepspeed")
-    elif says("fsdp") or says("fsdp_config"):
-        block = says("fsdp_config", {})
-        version = says("fsdp_version") or block.get("fsdp_version") or block.get("version")
-        says.engine["fsdp"] = {"fsdp": "full_shard", "fsdp_config": {"version": version or 2, **block}}
+    take_axolotls_engine(says)
     is_flash = says.options.get("attention") not in (None, "sdpa", "eager")
     is_fp32 = says.options.get("precision") == "fp32"
     if not (adapter or is_flash or is_fp32 or says.options.get("loss") == "cut" or says.engine):
@@ -217,6 +213,19 @@ def _axolotl(says: Says) -> None:
             says.leave_out(key, "one division of the model over all GPUs is counted")
     leave_out_evaluation(says, "micro_batch_size", "eval_batch_size", "val_set_size", "test_datasets")
     says("pad_to_sequence_len"), says("sample_packing"), says("eval_sample_packing"), says("model_type")
+
+
+def take_axolotls_engine(says: Says) -> None:
+    """Take DeepSpeed's file, or FSDP's arguments as the Trainer gets them: what it lacks goes by the
+    environment (axolotl 0.19, utils/trainer.py:599), and a block without a version is FSDP 1's
+    (utils/schemas/validation.py:1227)."""
+    if says("deepspeed"):
+        says.engine["deepspeed"] = says("deepspeed")
+    elif says("fsdp") or says("fsdp_config"):
+        block = {str(key).removeprefix("fsdp_"): value for key, value in says("fsdp_config", {}).items()}
+        version = says("fsdp_version") or block.get("version") or (1 if block else 2)
+        block |= {"version": version, "cpu_offload": block.pop("offload_params", False)}
+        says.engine["fsdp"] = {"fsdp": says("fsdp") or "full_shard", "fsdp_config": block}
 
 
 def _take_attention(says: Says) -> None:
@@ -306,6 +315,12 @@ _SWIFT_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3"
 _SWIFT_BUCKET = 200_000_000
 """Elements of ``zero0`` to ``zero2_offload``."""
 
+_SWIFT_FSDP = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"cpu_ram_efficient_loading": True, "activation_checkpointing": True},
+}
+"""What counts of config/fsdp2.json, which ``fsdp2`` names."""
+
 
 def _preset(name: str) -> dict[str, Any]:
     """What counts of a DeepSpeed file that ms-swift brings (config/zero3_offload.json and its like)."""
@@ -356,6 +371,8 @@ def _swift(says: Says) -> None:
     says.take_one("attention", "attn_impl", _SWIFT_ATTENTION, "sdpa")
     if says.is_on("use_liger_kernel"):
         says.take("loss", "use_liger_kernel", "liger")
+    if says("fsdp") == "fsdp2":
+        says.engine["fsdp"] = _SWIFT_FSDP
     if isinstance(named := says.engine.get("deepspeed"), str) and named in _SWIFT_STAGES:
         says.engine["deepspeed"] = _preset(named)
     if says("gradient_accumulation_steps") is None:

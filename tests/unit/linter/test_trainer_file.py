@@ -35,6 +35,19 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (AXOLOTL, {"warmup_steps": 10, "warmup_ratio": 0.1}, "trainer-conflict", "error"),
     (AXOLOTL, {"flash_attn_rms_norm": True}, "trainer-conflict", "error"),
     (AXOLOTL, {"datasets": None}, "trainer-conflict", "error"),
+    # adamw_bnb_8bit alone is refused (validation.py:1259); the others fail at their first step
+    (
+        AXOLOTL,
+        {"fsdp_config": {"version": 2}, "optimizer": "adamw_bnb_8bit"},
+        "arguments-fsdp-optimizer",
+        "error",
+    ),
+    (
+        AXOLOTL,
+        {"fsdp_version": 2, "fsdp_config": {"offload_params": False}, "optimizer": "paged_adamw_32bit"},
+        "arguments-fsdp-optimizer",
+        "error",
+    ),
     (FACTORY, {"finetuning_typ": "full"}, "trainer-unknown-key", "error"),
     (FACTORY, {"nonsense": 1}, "trainer-unknown-key", "error"),
     (FACTORY, {"finetuning_type": "full", "quantization_bit": 4}, "trainer-conflict", "error"),
@@ -55,6 +68,7 @@ ACCEPTED = [
     (AXOLOTL, {"learning_rate": "2e-4", "warmup_steps": 10.0, "bf16": "auto", "gptq_groupsize": None}),
     (AXOLOTL, {"fsdp_version": 2, "fsdp_config": {"fsdp_offload_params": True, "version": 2}}),
     (AXOLOTL, {"adapter": "qlora", "load_in_4bit": True, "gradient_checkpointing": True}),
+    (AXOLOTL, {"fsdp_config": {"offload_params": False}, "optimizer": "paged_adamw_32bit"}),  # of FSDP 1
     (FACTORY, {"overwrite_output_dir": True, "report_to": "none", "warmup_ratio": 0.1}),
     (SWIFT, {"torch_dtype": "bfloat16", "learning_rate": "1e-4", "target_modules": "all-linear"}),
     (TRL, {"lora_target_modules": "all-linear", "own_argument": 3, "env": {"A": 1}}),

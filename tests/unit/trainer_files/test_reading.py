@@ -128,6 +128,23 @@ def test_defaults_are_those_of_the_stage() -> None:
     assert (wide.options["precision"], wide.options["load_dtype"]) == ("fp16", "fp32")
 
 
+def test_fsdp_of_a_file_is_what_the_trainer_gets() -> None:
+    full = QLORA.replace("adapter: qlora\nload_in_4bit: true\n", "").replace("adamw_bnb_8bit", "adamw_torch")
+    # bf16 is auto, and gives way (axolotl 0.19, utils/config/__init__.py, resolve_dtype)
+    half = full.replace("bf16: auto", "fp16: true") + "fsdp_config: {version: 2, fsdp_offload_params: true}\n"
+    strategy = zerokit.estimate(file=written(half), **HARDWARE).planned.strategy
+    assert strategy.settings.precision == "fp16"
+    assert strategy.settings.offloads  # by FSDP_OFFLOAD_PARAMS (utils/trainer.py:599)
+    # a block without a version is FSDP 1's (utils/schemas/validation.py:1227)
+    with pytest.raises(InputError, match="FSDP version 1 is not modelled"):
+        zerokit.estimate(file=written(full + "fsdp_config: {offload_params: true}\n"), **HARDWARE)
+    swift = SWIFT.replace("deepspeed: zero2", "fsdp: fsdp2").replace(
+        "lora_rank", "gradient_checkpointing: false\nlora_rank"
+    )
+    planned = zerokit.estimate(file=written(swift), **HARDWARE).planned.strategy
+    assert planned.engine == "fsdp2" and planned.checkpointing == "full"  # swift 4.6, config/fsdp2.json
+
+
 def test_casts_of_a_checkpoint_in_another_dtype_are_named() -> None:
     assert not read_trainer_file(written(LLAMA_FACTORY)).not_modelled
     # benchmarks/trainer_files/rehearsed.jsonl, lf.fp16.lora: backward takes 17 % more than the answer
