@@ -13,7 +13,8 @@ import pytest
 import zerokit as zerokit_api
 
 SCRIPT = """
-import sys
+import itertools
+import torch
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
@@ -40,8 +41,24 @@ if "--lora" in rest:
 
     adapters = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
+optimizer = None
+if "--train-first" in rest:
+    optimizer = torch.optim.AdamW(list(model.parameters())[:100])
+if "--train-first-of-group" in rest:
+    optimizer = torch.optim.SGD(torch.optim.AdamW(model.parameters()).param_groups[0]["params"][:100])
+if "--train-some" in rest:
+    optimizer = torch.optim.AdamW(itertools.islice(model.parameters(), 100))
+if "--train-all" in rest:
+    print(sum(weight.numel() for weight in model.parameters()), next(model.parameters()).device)
+    optimizer = torch.optim.AdamW(filter(lambda weight: weight.requires_grad, model.parameters()))
+if "--freeze-state" in rest:
+    for name, weight in model.state_dict(keep_vars=True).items():
+        weight.requires_grad_(".1" not in name)
+if "--freeze-in-dict" in rest:
+    for number, layer in model.model.layers._modules.items():
+        layer.requires_grad_(int(number) < 12)
 row = {"input_ids": [1] * 256, "labels": [1] * 256}
-Trainer(model=model, args=arguments, train_dataset=[row] * 64).train()
+Trainer(model=model, args=arguments, train_dataset=[row] * 64, optimizers=(optimizer, None)).train()
 """
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 2048, "hidden_size": 512,
@@ -144,6 +161,7 @@ OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_s
 @pytest.mark.slow  # 24 layers rehearsed in whole; logic: tests/unit/rehearsal/process/test_repetition.py
 def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
     words = ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True", "--bf16", "True"]
+    words += ["--train-all"]
     few, whole = (rehearsed(tmp_path, DEEP, *words, whole=whole) for whole in (False, True))
     assert (few["depth"], whole["depth"]) == ({"layers": [3, 5], "of": 24}, "whole")
     assert whole["ranks"][0]["at_peak"] and whole["complete"]
@@ -161,6 +179,11 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
         (DEEP, ("--freeze",), 1),
         (DEEP, ("--freeze-by-number",), 1),
         (DEEP, ("--hook",), 1),
+        (DEEP, ("--train-first",), 1),
+        (DEEP, ("--train-first-of-group",), 1),
+        (DEEP, ("--train-some",), 1),
+        (DEEP, ("--freeze-state",), 1),
+        (DEEP, ("--freeze-in-dict",), 1),
         ({**DENSE_FIRST, "num_hidden_layers": 24, "dtype": "bfloat16"}, (), 1),
         ({**ALTERNATING, "num_hidden_layers": 24}, (), 1),
         (DEEP, (), 2),

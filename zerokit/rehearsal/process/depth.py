@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import functools
+import gc
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,8 +39,11 @@ _ALIKE = frozenset(
 """Whose code treats the layers of a model alike, unless its configuration says otherwise."""
 _NAMING = (
     "named_parameters", "named_modules", "modules", "apply", "named_children", "children", "get_submodule",
-    "get_parameter",
+    "get_parameter", "named_buffers", "state_dict",
 )  # fmt: skip
+_IN_ORDER = ("parameters", "buffers")
+_PASSING = (filter, map, itertools.chain)
+"""Iterators that do not tell values apart by their places among them."""
 
 
 @functools.cache
@@ -56,16 +63,88 @@ def watch(depth: Depth) -> None:
         @functools.wraps(real)
         def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
             if depth.of and not torch.compiler.is_compiling():
-                depth.asked(name, sys._getframe(1).f_code.co_filename)
+                file = sys._getframe(1).f_code.co_filename
+                if name in _IN_ORDER and not _treats_alike(file):
+                    tensors = real(self, *args, **kwargs)
+                    return _Handed(tensors, functools.partial(depth.asked, name, file), file)
+                depth.asked(name, file)
             return real(self, *args, **kwargs)
 
         return asked
 
-    for name in _NAMING:
+    for name in (*_NAMING, *_IN_ORDER):
         setattr(torch.nn.Module, name, watched(name, getattr(torch.nn.Module, name)))
     layers: Any = torch.nn.ModuleList
-    for name in ("__getitem__", "__iter__"):
-        setattr(layers, name, watched(name, getattr(layers, name)))
+
+    class Layers(dict[str, Any]):
+        """What a list of modules holds."""
+
+    class Group(list[Any]):
+        """What a group of an optimizer trains."""
+
+    of_each = ("__getitem__", "__iter__")
+    for kind, names in ((layers, of_each), (Layers, (*of_each, "items", "values")), (Group, of_each[:1])):
+        for name in names:
+            setattr(kind, name, watched(name, getattr(kind, name)))
+    make, add = layers.__init__, torch.optim.Optimizer.add_param_group
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if depth.of:
+            self.__dict__["_modules"] = Layers(self._modules)
+
+    @functools.wraps(add)
+    def added(self: Any, group: Any) -> None:
+        add(self, group)
+        if depth.of:
+            self.param_groups[-1]["params"] = Group(self.param_groups[-1]["params"])
+
+    layers.__init__ = made
+    setattr(torch.optim.Optimizer, add.__name__, added)
+
+
+class _Handed:
+    """Tensors that code asks for in their order, and passes on to a library: an optimizer's, as a rule. The
+    first may be looked at, and what all have be counted.
+
+    Args:
+        asked: called where they are handed to code that may tell them apart by their places.
+        file: of the code that asks.
+    """
+
+    def __init__(self, tensors: Iterator[torch.Tensor], asked: Callable[[], None], file: str) -> None:
+        self._tensors, self._asked, self._file = tensors, asked, file
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        self._taken += 1
+        taking = sys._getframe(1).f_code
+        by_script = taking.co_filename == self._file and not _yields_no_item(taking)
+        if self._taken > 1 and (by_script or (self._taken == 2 and _is_counted(self))):
+            self._asked()
+        return next(self._tensors)
+
+
+def _is_counted(items: Any) -> bool:
+    """Whether an iterator over them tells them apart by their places."""
+    around = [items]
+    for one in around:
+        around += [its for its in gc.get_referrers(one) if type(its) in _PASSING]
+    kinds = {type(its) for its in gc.get_referrers(*around)} - set(_PASSING)
+    return any(kind in (enumerate, zip) or kind.__module__ == "itertools" for kind in kinds)
+
+
+@functools.cache
+def _yields_no_item(code: CodeType) -> bool:
+    """Whether it is a generator expression that tells something of each item, as its size."""
+    if code.co_name != "<genexpr>":
+        return False
+    steps = [step.opname for step in dis.get_instructions(code)]
+    return not steps[steps.index("YIELD_VALUE") - 1].startswith("LOAD_FAST")
 
 
 def _are_alike(model: torch.nn.Module, count: int) -> bool:
