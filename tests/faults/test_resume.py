@@ -7,19 +7,22 @@ ranks train to the end, and two, then four, go on from what they wrote on the wa
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zerokit
 from tests.faults.conftest import Run
+from tests.support.checkpoints import write_run_with_checkpoint
 from tests.support.command import called
 from tests.support.packages import needs
 from zerokit.checkpoints import converting
-from zerokit.checkpoints.files import ZeroFiles
+from zerokit.checkpoints.files import ZeroFiles, zero_files
 from zerokit.errors import InputError
 
 needs("deepspeed")
@@ -119,6 +122,32 @@ def test_a_converter_that_fails_leaves_nothing_and_says_what_to_do(tmp_path: Pat
     with pytest.raises(InputError, match=r"to_universal failed: .*; resume it on 4, or take DeepSpeed 0"):
         converting.make_universal(files, 1)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+class Hostile:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def test_reading_a_checkpoints_facts_runs_nothing_of_it(tmp_path: Path) -> None:
+    run, checkpoint, ran = tmp_path / "run", tmp_path / "checkpoint-200", tmp_path / "ran"
+    write_run_with_checkpoint(run, checkpoint, ranks=2)
+    (first, *_), (model,) = (sorted(checkpoint.rglob(f"*_{kind}_states.pt")) for kind in ("optim", "model"))
+    for path in (first, model):
+        kept = torch.load(path) | {"loss_scaler": Hostile(str(ran)), "own": Trained}
+        torch.save(kept, path)
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(path, weights_only=True)
+    files = zero_files(checkpoint)
+    assert files is not None
+    facts = converting.zero_facts(files)
+    assert (facts["ranks"], facts["weights"], facts["is_adam"]) == (2, 64, True)
+    code, out, err = called("weights", str(checkpoint), "--out", "model", "--dry-run", folder=tmp_path)
+    assert code == 0, out + err
+    assert not ran.exists()
 
 
 @pytest.mark.slow

@@ -122,13 +122,14 @@ def scheduler_steps(folder: Path) -> list[int]:
 
 
 def make_universal(files: ZeroFiles, workers: int) -> None:
-    """Convert it, beside itself, whole or not at all. Raises InputError: the converter failed."""
-    part = files.universal.with_name(f"{files.universal.name}.part")
-    for old in (part, files.universal):
-        shutil.rmtree(old, ignore_errors=True)
+    """Convert it, beside itself, whole or not at all; where another process has meanwhile, its result stays.
+    Raises InputError: the converter failed."""
+    part = files.universal.with_name(f"{files.universal.name}.part-{os.getpid()}")
     try:
         _in_torch("to_universal", str(files.folder), str(part), str(workers))
-        part.rename(files.universal)
+        if not files.is_converted:
+            shutil.rmtree(files.universal, ignore_errors=True)
+            part.rename(files.universal)
         write_whole(files.folder.parent / "latest_universal", files.universal.name.encode())
     except InputError as error:  # 0.16.9 converts ZeRO-3 with one group of parameters alone
         error.reword(

@@ -1,6 +1,7 @@
 """What needs PyTorch, in a process of its own: ``python -m zerokit.checkpoints.in_torch TASK ARGS``.
 
-A checkpoint is a pickle, and reading it runs what is in it, as resuming from it does.
+A checkpoint is a pickle. Facts are read without running anything of it; DeepSpeed's converters and resuming
+run what is in it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _ADAM = {"exp_avg", "exp_avg_sq"}
@@ -89,9 +92,25 @@ def sharded_to_weights(folder: str, out: str) -> None:
 
 
 def _load(path: Path) -> Any:
+    """Read tensors, numbers and containers as torch's ``weights_only`` does (2.13), and in the place of any
+    other object, which that refuses (DeepSpeed saves its configuration's and its loss scaler's), nothing."""
     import torch
+    from torch._weights_only_unpickler import _get_allowed_globals
 
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    allowed = _get_allowed_globals()
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return allowed.get(f"{module}.{name}", _Nothing)
+
+    reader = SimpleNamespace(Unpickler=Unpickler, __name__=__name__)
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=False, pickle_module=reader)
+
+
+class _Nothing:
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
 
 
 _TASKS = {
