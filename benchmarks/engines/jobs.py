@@ -76,6 +76,22 @@ OTHERS: tuple[
 )  # fmt: skip
 """FSDP2 with 4-bit weights, other optimizers, fp16, reentrant checkpoints, experts: job, settings, more
 arguments of a plan, what ``job.py`` is told."""
+ONE_GPU: tuple[
+    tuple[tuple[str, int, int, int, bool, int | None], dict[str, Any], dict[str, Any], dict[str, Any]], ...
+] = (
+    (("llama-3.2-1b", 2048, 4, 1, True, None), {}, {}, {}),
+    (("llama-3.2-3b", 2048, 2, 2, True, None), {"wrapping": "layers"}, {}, {}),
+    (("qwen2.5-1.5b", 1024, 8, 1, False, None), {"reshard_after_forward": False}, {}, {}),
+    (("llama-3.1-8b", 2048, 2, 1, True, 16), {}, {}, {}),
+    (("llama-3.1-8b", 2048, 2, 1, True, 16), {}, _PACKED, {"packed": "wide"}),
+    (("llama-3.1-8b", 2048, 2, 1, True, 16), {"offload": True}, _PACKED, {"packed": "wide"}),
+    (("qwen3-8b", 1024, 2, 2, False, 16), {"wrapping": "layers"}, {}, {}),
+    (("llama-3.2-3b", 2048, 2, 1, True, None), {"offload": True}, {}, {}),
+    (("qwen2.5-0.5b", 512, 8, 2, False, None), {}, {}, {}),
+    (("llama-3.2-1b", 2048, 4, 1, True, None), {"client_optimizer": "adamw_torch_8bit"}, {},
+     {"client": "torchao.optim.AdamW8bit"}),
+)  # fmt: skip
+"""The same on one GPU."""
 
 
 def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
@@ -89,14 +105,14 @@ def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fsdp2(job: tuple[str, int, int, int, bool, int | None], **settings: Any) -> Strategy:
+def fsdp2(job: tuple[str, int, int, int, bool, int | None], gpus: int, **settings: Any) -> Strategy:
     """The job's strategy under FSDP2."""
     _, _, batch, accumulation, checkpointing, lora = job
     whole = lora and settings.get("wrapping") == "layers"
     client = {"optimizer": None} if "client_optimizer" in settings else {}
     plain = {"wrapping": "accelerate", "precision": "bf16", "master_bytes": 2 if whole else 4, **client}
     own = Fsdp2Settings(**{**plain, "micro_batch": batch, "gradient_accumulation": accumulation, **settings})
-    return Strategy(settings=own, data_parallel=GPUS, checkpointing="full" if checkpointing else "none")
+    return Strategy(settings=own, data_parallel=gpus, checkpointing="full" if checkpointing else "none")
 
 
 def cases() -> Iterator[tuple[Any, ...]]:
@@ -110,6 +126,8 @@ def cases() -> Iterator[tuple[Any, ...]]:
         yield f"alone.{number}", job, how
     for number, other in enumerate(OTHERS):
         yield f"other.{number}", *other
+    for number, (job, how, more, told) in enumerate(ONE_GPU):
+        yield f"one.{number}", job, how, {"gpus": 1, **more}, told
 
 
 def row(
@@ -129,7 +147,7 @@ def row(
     asked = {**options(job), **more, "engine": "deepspeed", **({"zero": zero} if zero else {})}
     plan = zerokit.plan(**asked)
     assert plan.plan is not None
-    strategy = plan.plan.chosen.strategy if zero else fsdp2(job, **how)
+    strategy = plan.plan.chosen.strategy if zero else fsdp2(job, asked["gpus"], **how)
     space = make_space(replace(resolve(asked).request, calibration=Calibration(host_factor=host)))[0]
     memory = estimate_traced(profile, space.job, strategy, space.cluster)
     time = space.timing.estimate(strategy)
