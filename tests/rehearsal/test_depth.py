@@ -184,7 +184,7 @@ def test_a_course_of_all_layers_follows_from_few(tmp_path: Path) -> None:
         (DEEP, ("--train-some",), 1),
         (DEEP, ("--freeze-state",), 1),
         (DEEP, ("--freeze-in-dict",), 1),
-        ({**DENSE_FIRST, "num_hidden_layers": 24, "dtype": "bfloat16"}, (), 1),
+        ({**DENSE_FIRST, "num_hidden_layers": 24}, (), 1),
         ({**ALTERNATING, "num_hidden_layers": 24}, (), 1),
         (DEEP, (), 2),
     ],

@@ -136,3 +136,21 @@ with Path("whole.pt").open("rb") as file:
     again = torch.load(file)
 assert torch.cuda.memory_allocated() - before == 1024  # a weight and a bias in a block each
 assert again.module.weight.device.type == "cuda"
+# products of groups in 32 and 16 bits, as the CPU's kernel says, which FakeTensor refuses in all but bf16
+ends = torch.tensor([8, 24, 32], dtype=torch.int32)
+for left, right in (
+    ((32, 16), (3, 16, 12)),
+    ((24, 32), (32, 12)),
+    ((3, 24, 16), (16, 32)),
+    ((8, 12), (12, 9)),
+):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        shown = []
+        for place in ("cpu", "cuda"):
+            factors = (torch.ones(shape, dtype=dtype, device=place) for shape in (left, right))
+            try:
+                product = torch._grouped_mm(*factors, offs=ends.to(place))
+                shown.append((product.dtype, product.shape, product.stride()))
+            except RuntimeError:
+                shown.append("refused")
+        assert shown[0] == shown[1], (left, right, shown)

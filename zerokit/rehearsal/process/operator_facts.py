@@ -123,6 +123,38 @@ def product(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
     }
 
 
+def grouped(args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Factors of a product of groups, and where these end."""
+    left, right, *rest = args
+    return left, right, rest[0] if rest else kwargs.get("offs")
+
+
+def grouped_product(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
+    """Facts of a product of groups, all as large: one kernel in bf16 on Hopper and Blackwell, else one for
+    each, of which the host reads the sizes (``native/cuda/GroupedBlas.cpp``, PyTorch 2.13)."""
+    left, right, offsets = grouped(args, kwargs)
+    groups = len(left if offsets is None else offsets)
+    share = groups if offsets is not None else 1
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    if left.dim() == right.dim():  # two dimensions each: groups divide what is summed
+        k //= share
+    elif right.dim() == 3:
+        m //= share
+    else:
+        n //= share
+    by_group = left.dtype != torch.bfloat16 or torch.cuda.get_device_capability()[0] not in (9, 10)
+    return {
+        "shapes": ((groups, int(m), int(n), int(k)),),
+        "dtype": dtype_of(left),
+        "layout": "",
+        "flops": 2.0 * groups * m * n * k,
+        "launches": groups if by_group else 2,
+        "bytes_read": total(gpu_tensors([args, kwargs])),
+        "bytes_written": total(gpu_tensors(result)),
+        "synchronizes": by_group and offsets is not None,
+    }
+
+
 def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Facts:
     """Facts of fused attention."""
     arguments = {

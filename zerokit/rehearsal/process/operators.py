@@ -83,6 +83,29 @@ def _product(left: int, right: int) -> Mapping[str, Callable[[Machine, Arguments
     return {"dtype": rule, "dtype_out": lambda machine, args, kwargs: kwargs["out"]}
 
 
+def _grouped(machine: Machine, args: Arguments, kwargs: dict[str, Any]) -> torch.Tensor:
+    """The result of a product of groups, which CUDA takes in 32 and both kinds of 16 bits, and FakeTensor in
+    bf16 alone (``native/GroupedMMUtils.h``, PyTorch 2.13: _grouped_mm_validate_inputs and
+    create_grouped_gemm_output_tensor)."""
+    left, right, offsets = operator_facts.grouped(args, kwargs)
+    for factor in (left, right):
+        *_, rows, columns = factor.shape
+        (*_, by_row, by_column), step = factor.stride(), 16 // factor.element_size()
+        if factor.dtype not in (torch.float32, torch.float16, torch.bfloat16) or factor.dtype != left.dtype:
+            raise RuntimeError(f"Expected Float32, BFloat16 or Float16 matrices, got {factor.dtype}")
+        wide = by_column if by_row == 1 and by_column >= rows else by_row
+        if wide % step or (wide is by_row and (by_column != 1 or by_row < columns)):
+            raise RuntimeError("strides should be multiple of 16 bytes")
+    if right.dim() == 3 and left.shape[-1] != right.shape[-2]:
+        raise RuntimeError("contraction dimension of mat_a and mat_b must match")
+    lead = (
+        left.shape[:-1] if right.dim() == 3 else (*(() if left.dim() == 3 else offsets.shape), left.shape[-2])
+    )
+    step = 16 // left.element_size()
+    result = machine.empty((*lead, -(-right.shape[-1] // step) * step), left.dtype, left.fake_device)
+    return result.narrow(-1, 0, right.shape[-1])
+
+
 def _safe_softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Rows that are masked whole become zeros (``native/transformers/attention.cpp``), in place, as the
     allocations of PyTorch 2.11 on an H200 show."""
@@ -212,7 +235,11 @@ OPERATORS: Mapping[str, Operator] = {
         Operator(cublas=True, work=operator_facts.product, overloads=_product(1, 2)), "addmm baddbmm"
     ),
     **_rows(Operator(cublas=True, work=operator_facts.product), "addmm_ baddbmm_"),
-    **_rows(Operator(cublas=True), "_grouped_mm linear"),
+    **_rows(
+        Operator(cublas=True, work=operator_facts.grouped_product, overloads={"default": _grouped}),
+        "_grouped_mm",
+    ),
+    **_rows(Operator(cublas=True), "linear"),
     **_rows(Operator(cublas=True, fp8=True, work=operator_facts.product), "_scaled_mm _scaled_mm_v2"),
     **_rows(Operator(work=operator_facts.product), "_int_mm"),
     **_rows(Operator(cudnn=True, work=operator_facts.convolution), "convolution convolution_backward"),
