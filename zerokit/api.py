@@ -196,6 +196,8 @@ def size(
     file: Path | None = None,
     kind: str | None = None,
     price: float | str | None = None,
+    tokens: float | str | None = None,
+    cheapest: bool = False,
     say: Say = silent,
     **options: Unpack[PlanOptions],
 ) -> SizeResult:
@@ -203,7 +205,10 @@ def size(
 
     Args:
         file: what a trainer reads, whose job it is; ``kind`` as for :func:`plan`.
-        price: of a GPU-hour, in any currency; ``"h200=3.5,l40s=1.1"`` for several kinds.
+        price: of a GPU-hour, in any currency; ``"h200=3.5,l40s=1.1"`` for several kinds. Without it, that of
+            the cheapest provider of a dated table, in US dollars.
+        tokens: what the job trains on: time and cost are of all of it, too.
+        cheapest: the lowest cost comes first.
         say: is told, line by line, what takes long.
         **options: see :data:`zerokit.planner.options.OPTIONS`.
 
@@ -222,7 +227,7 @@ def size(
 
     return planner.size(
         normalized(options), file=_trainer_file(file, kind), price=None if price is None else str(price),
-        say=plainly(say),
+        tokens=None if tokens is None else str(tokens), cheapest=cheapest, say=plainly(say),
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _OF_COMMANDS = {
     "--json", "--recipe", "--against", "--from", "--out", "--top", "--price", "--explain", "--quiet",
-    "--html", "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
+    "--tokens", "--cheapest", "--html", "--rehearsal-seconds", "--unconfined", "--no-cache", "--dry-run",
 }  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from zerokit.catalog import gpus
+from zerokit.catalog import gpus, prices
 from zerokit.cli.base import Command
 from zerokit.cli.prose import aligned, wrapped
 from zerokit.cli.say import write, write_json
 from zerokit.domain.hardware import Gpu
-from zerokit.units import GIB, MIB, format_gib
+from zerokit.units import GIB, MIB, counted, format_gib
 
 _KEPT = "driver_kept"
 _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "TITLE")
@@ -18,7 +20,10 @@ _COLUMNS = ("NAME", "GiB", "bf16 TFLOP/s", "GB/s memory", "GB/s link", "LINK", "
 @click.command("gpus", cls=Command)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-def command(name: str | None, as_json: bool) -> None:
+@click.option(
+    "--update-prices", "updates", is_flag=True, help="Fetch what renting costs, for `size`; needs gpuhunt."
+)
+def command(name: str | None, as_json: bool, updates: bool) -> None:
     """List the GPUs that plans may name with --gpu; with NAME, show one with its sources.
 
     GiB is what nvidia-smi shows of a card, as in plans; torch can use a little less, which NAME shows too.
@@ -26,6 +31,12 @@ def command(name: str | None, as_json: bool) -> None:
     NAME forgives case and separators: `A100-80GB` and `a100 80gb` lead to the same entry, and so does what
     nvidia-smi prints.
     """
+    if updates:
+        table = prices.update()
+        priced = counted(len({offer.gpu for offer in table.offers}), "GPU")
+        told = f"prices of {priced}, none older than {table.date}, from {table.source}"
+        write_json(json.loads(prices.as_text(table))) if as_json else write(told)
+        return
     if name is not None:
         gpu = gpus.lookup(name, option="")
         write_json(gpus.as_dict(gpu)) if as_json else write(_one(gpu))

@@ -15,6 +15,7 @@ from zerokit.cli.say import say, write, write_json
 from zerokit.errors import NothingFits
 from zerokit.notes import with_id
 from zerokit.trainer_files import NOTES as OF_FILE
+from zerokit.units import counted
 
 if TYPE_CHECKING:
     from zerokit.planner.size_result import FewestGpus, SizeResult
@@ -26,25 +27,35 @@ if TYPE_CHECKING:
     examples=(
         ("Which GPU for LoRA on 14B", "zerokit size --params 14b --method lora"),
         ("How many of one kind, and the cost", "zerokit size --params 175b --gpu a100-40gb --price 2.10"),
+        ("What a job costs at the least", "zerokit size --model llama-3.1-8b --tokens 200m --cheapest"),
     ),
 )
 @shared_options.shared("size")
-@click.option("--price", metavar="AMOUNT", help="Per GPU-hour; for several kinds NAME=AMOUNT,NAME=AMOUNT.")
+@click.option(
+    "--price",
+    metavar="AMOUNT",
+    help="Per GPU-hour, for several kinds NAME=AMOUNT,NAME=AMOUNT. [default: the cheapest provider's]",
+)
+@click.option("--tokens", metavar="N", help="What the job trains on: time and cost of all of it.")
+@click.option("--cheapest", is_flag=True, help="Order by cost, the lowest first, and name it on spot, too.")
 @shared_options.trainer_file
 @shared_options.explain
 @click.option("--json", "as_json", is_flag=True, help="Print the sizes as JSON on standard output.")
 def command(
-    price: str | None, file: str | None, kind: str | None, explain: bool, as_json: bool, **options: Any
-) -> None:
+    price: str | None, tokens: str | None, cheapest: bool, file: str | None, kind: str | None,
+    explain: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Find the fewest GPUs of each kind that can do the job, and how long and how costly it is there.
 
     --gpu names one kind, or several with commas; without it, eight typical ones are compared. --method
-    limits the answer to the methods that it names, --gpus the number of GPUs.
+    limits the answer to the methods that it names, --gpus the number of GPUs. Costs are those of training
+    alone, on demand, where instances with so many GPUs are cheapest; `zerokit gpus --update-prices` fetches
+    newer prices.
     """
     from zerokit import planner
 
     read = shared_options.read_file(file, kind, click.get_current_context().meta[WORDS])
-    result = planner.size(options, file=read, price=price, say=say)
+    result = planner.size(options, file=read, price=price, tokens=tokens, cheapest=cheapest, say=say)
     if as_json:
         write_json(result.to_dict())
     if result.misfit is not None:
@@ -53,17 +64,17 @@ def command(
         write(_text(result, explain=explain))
 
 
-_SCREEN = 16
+_SCREEN = 18
 """Lines of the answer without ``--explain``, beside titles, an empty line and the closing one."""
 
 
 def _text(result: SizeResult, *, explain: bool) -> str:
     from zerokit.planner.answer import never_measured
-    from zerokit.planner.size_result import TITLES
 
     is_priced = any(row.cost_per_1e9_tokens is not None for row in result.sizes)
     unpriced = [] if is_priced else prose.bullets(["costs are not compared: --price AMOUNT, per GPU-hour"])
     of_file = with_id(result.notes, *OF_FILE)
+    unpriced += prose.bullets([] if explain else with_id(result.notes, "prices"))
     lines = [*prose.wrap(f"Fewest GPUs for {result.model_name}", later="  "), *prose.bullets(result.answer)]
     lines += prose.bullets(of_file)
     commands = result.next_by_method
@@ -74,12 +85,13 @@ def _text(result: SizeResult, *, explain: bool) -> str:
     if cheapest := result.next_for_lowest_cost_by_method:
         following.append("  # or, for the lowest cost:")
         following += [line for command in cheapest.values() for line in prose.command_lines(command)]
-    rows, titles = _in_order(result.sizes), [title.partition("\n")[::2] for title in TITLES]
+    rows = _in_order(result.sizes, by_cost=result.cheapest or (is_priced and result.prices is None))
+    titles = [title.partition("\n")[::2] for title in result.titles]
     if not explain:
         room = _SCREEN - len("\n".join([*lines, *unpriced, *following]).splitlines())
         shown = rows if len(rows) <= room else rows[: max(3, room)]
-        more = f"{len(rows) - len(shown)} more rows, strategies" if len(shown) < len(rows) else "strategies"
-        closing = f"--explain adds {more} and what was assumed"
+        more = f"{counted(len(rows) - len(shown), 'more row')}, " if len(shown) < len(rows) else ""
+        closing = f"--explain adds {more}strategies and what was assumed"
         table = _table(titles, shown, rows)
         return "\n".join([*lines, *unpriced, "", *table, *following, f"  {closing}"])
     lines += [prose.heading("Assumed"), *prose.bullets(result.notes), *unpriced, ""]
@@ -94,16 +106,15 @@ _TEXTS = 3
 """Columns of text, the first; figures end flush, two spaces apart."""
 
 
-def _in_order(sizes: Sequence[FewestGpus]) -> list[FewestGpus]:
-    """The rows that differ: with prices the cheapest first, else the fewest GPUs, then GPU-hours."""
+def _in_order(sizes: Sequence[FewestGpus], *, by_cost: bool) -> list[FewestGpus]:
+    """The rows that differ: the fewest GPUs first, then GPU-hours; ``by_cost``: the cheapest before them."""
     rows = [
         row for before, row in zip([None, *sizes], sizes, strict=False)
         if before is None or row.to_dict() != {**before.to_dict(), "offload_allowed": True}  # it need not
     ]  # fmt: skip
-    is_priced = any(row.cost_per_1e9_tokens is not None for row in rows)
 
     def key(row: FewestGpus) -> list[float]:
-        costs = [row.cost_per_1e9_tokens] if is_priced else []
+        costs = [row.cost_per_1e9_tokens] if by_cost else []
         figures = [*costs, row.gpus, row.gpu_hours_per_1e9_tokens]
         return [math.inf if figure is None else figure for figure in figures]
 

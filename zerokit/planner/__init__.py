@@ -262,19 +262,24 @@ def size(
     *,
     file: TrainerFile | None = None,
     price: str | None = None,
+    tokens: str | None = None,
+    cheapest: bool = False,
     say: Say | None = None,
 ) -> SizeResult:
     """Find the fewest GPUs of each kind that can do the job; ``file``: a trainer's own, whose job it is.
     Raises InputError: an argument that cannot be; names it and the fix."""
+    from functools import partial
+
     from zerokit.planner.size_result import fewest
 
+    count = partial(fewest, price=price, tokens=tokens, cheapest=cheapest, say=say)
     if file is None:
-        return fewest(options, price=price, say=say)
+        return count(options)
     from zerokit.planner.options import given_options
     from zerokit.planner.trainer_file import job_options, notes_on
     from zerokit.values import replace
 
     with _said_by_key(file, options):
-        found = fewest(job_options(file, options, on_these_gpus=False), price=price, say=say)
+        found = count(job_options(file, options, on_these_gpus=False))
     notes = (*notes_on(file), *found.notes)
     return replace(found, notes=notes, request=given_options(options), trainer_file=file.path)

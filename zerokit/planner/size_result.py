@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.fields import plain
 from zerokit.memory.closed_form import CLOSED_FORM_NOTE
 from zerokit.notes import Note, notes_of
+from zerokit.planner.costs import costs_of, price_notes
 from zerokit.planner.documents import Document, Read, Sentence, degrees, html_table
-from zerokit.planner.hardware import choice, doubted_vram, integer, prices_of
+from zerokit.planner.hardware import choice, doubted_vram, integer
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import refuse_other_engines, resolve
 from zerokit.search.close_calls import is_roomy, is_sure, remark
@@ -25,6 +27,7 @@ from zerokit.units import GIB, counted, format_gib, format_seconds
 from zerokit.values import replace
 
 if TYPE_CHECKING:
+    from zerokit.catalog.prices import Prices, Rate
     from zerokit.search.sizing import Size
     from zerokit.search.space import Request
 
@@ -39,11 +42,17 @@ class FewestGpus(Document):
 
     Attributes:
         size: what the search found.
-        price_per_gpu_hour: as it was given; None where it was not.
+        price_per_gpu_hour: as it was given, else on demand at ``provider``, in US dollars; None: not known.
+        provider: the cheapest that rents nodes with so many of these GPUs; None where the price was given.
+        spot: what a GPU-hour costs on spot, where GPUs can be taken away, and at which provider.
+        tokens: what the job trains on; None where it was not given.
     """
 
     size: Size
     price_per_gpu_hour: float | None = None
+    provider: str | None = None
+    spot: Rate | None = None
+    tokens: int | None = None
 
     gpu = Read[str]("size.gpu.name", "The kind of GPU, as the catalogue names it.")
     method = Read[str]("size.method", "``full``, ``lora`` or ``qlora``.")
@@ -99,8 +108,30 @@ class FewestGpus(Document):
     @property
     def cost_per_1e9_tokens(self) -> float | None:
         """What these GPU-hours cost, in the price's currency; None without a price."""
-        hours, price = self.gpu_hours_per_1e9_tokens, self.price_per_gpu_hour
+        return self.cost_at(self.price_per_gpu_hour)
+
+    @property
+    def spot_cost_per_1e9_tokens(self) -> float | None:
+        """What they cost on spot, in US dollars, if nothing has to be done twice; None: nobody is known."""
+        return self.cost_at(None if self.spot is None else self.spot.usd)
+
+    def cost_at(self, price: float | None) -> float | None:
+        """What the GPU-hours for 1e9 tokens cost at a price of one."""
+        hours = self.gpu_hours_per_1e9_tokens
         return hours * price if hours is not None and price is not None else None
+
+    @property
+    def job(self) -> dict[str, float | None] | None:
+        """The whole job's ``tokens``, ``seconds``, ``gpu_hours``, ``cost`` and ``spot_cost``: training alone,
+        no loading, storage or transfer; None without ``tokens``."""
+        if self.tokens is None:
+            return None
+        figures = {
+            "seconds": self.seconds_per_1e9_tokens, "gpu_hours": self.gpu_hours_per_1e9_tokens,
+            "cost": self.cost_per_1e9_tokens, "spot_cost": self.spot_cost_per_1e9_tokens,
+        }  # fmt: skip
+        of_job = {name: None if each is None else each * self.tokens / 1e9 for name, each in figures.items()}
+        return {"tokens": self.tokens, **of_job}
 
     why = Sentence[str]("_why", "The strategy in a line, or why there is none.")
 
@@ -110,7 +141,9 @@ class FewestGpus(Document):
         if candidate is None:
             return self.size.why
         return ", ".join(filter(None, (
-            strategy_words(candidate.strategy), f"global batch {self.global_batch}", self.remark
+            strategy_words(candidate.strategy), f"global batch {self.global_batch}",
+            self.provider and f"{_price(self.price_per_gpu_hour)} USD per GPU-hour at {self.provider}",
+            self.remark,
         )))  # fmt: skip
 
     @property
@@ -132,22 +165,37 @@ class FewestGpus(Document):
         "gpu", "method", "offload_allowed", "gpus", "nodes", "seconds_per_1e9_tokens",
         "gpu_hours_per_1e9_tokens", "cost_per_1e9_tokens", "min_vram_bytes", "surely_fits",
         "host_bytes_per_node", "measured_on_no_machine", "strategy", "global_batch", "remark", "why",
+        "price_per_gpu_hour", "provider", "spot", "spot_cost_per_1e9_tokens", "job",
     )  # fmt: skip
 
     def _more(self) -> dict[str, Any]:
         return {"shown_as": self.gpu_words}
 
     def cells(self) -> tuple[str, ...]:
-        """Its row below :data:`TITLES`; dashes where no number of these GPUs is enough."""
+        """Texts of its row below the titles, of the job where its tokens are known; dashes where no number of
+        these GPUs is enough."""
         asked = (self.gpu_words, self.method, "allowed" if self.offload_allowed else "none")
         if self.size.candidate is None:
             return (*asked, "-", *[""] * (len(TITLES) - len(asked) - 1))
-        cost = self.cost_per_1e9_tokens
+        cost, billions = self.cost_per_1e9_tokens, (self.tokens or 1e9) / 1e9
         return (
-            *asked, str(self.gpus), str(self.global_batch), format_seconds(self.seconds_per_1e9_tokens or 0),
-            f"{self.gpu_hours_per_1e9_tokens:,.0f}", "-" if cost is None else f"{cost:,.0f}",
+            *asked, str(self.gpus), str(self.global_batch),
+            format_seconds((self.seconds_per_1e9_tokens or 0) * billions),
+            _amount((self.gpu_hours_per_1e9_tokens or 0) * billions),
+            "-" if cost is None else _amount(cost * billions),
             f"{(self.min_vram_bytes or 0) / GIB:.1f}", f"{(self.host_bytes_per_node or 0) / GIB:,.0f}",
         )  # fmt: skip
+
+
+def _amount(value: float) -> str:
+    """Hours or money: whole, where that says enough."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _price(each: float | None) -> str:
+    """A price with as many decimals as money has, or as it takes."""
+    each = each or 0.0
+    return f"{each:g}" if each == int(each) or each != round(each, 2) else f"{each:.2f}"
 
 
 TITLES = (
@@ -166,6 +214,8 @@ class SizeResult(Document):
         notes: what was assumed, with arguments marked (:mod:`zerokit.fields`).
         trainer_file: whose job it is; None: the arguments alone say it.
         misfit: where no number of these GPUs will do, that, with arguments marked.
+        prices: the table that costs are of; None where prices were given.
+        cheapest: whether the lowest cost was asked for: it comes first.
     """
 
     model_name: str
@@ -174,6 +224,8 @@ class SizeResult(Document):
     notes: tuple[Note, ...]
     trainer_file: str | None = None
     misfit: str | None = None
+    prices: Prices | None = None
+    cheapest: bool = False
 
     def __repr__(self) -> str:
         """What a Python prompt shows: the answer."""
@@ -182,7 +234,7 @@ class SizeResult(Document):
     def _repr_html_(self) -> str:
         told = self.answer if self.misfit is None else (self.nothing_fits or "",)
         answer = html_table(f"Fewest GPUs for {self.model_name}", [(sentence,) for sentence in told])
-        titles = [title.replace("-\n", "-").replace("\n", " ") for title in (*TITLES, "strategy")]
+        titles = [title.replace("-\n", "-").replace("\n", " ") for title in (*self.titles, "strategy")]
         rows = [(*size.cells(), size.why) for size in self.sizes]
         return answer + html_table("By kind of GPU", rows, titles=titles)
 
@@ -196,7 +248,17 @@ class SizeResult(Document):
         """
         found = self._fitting().items()
         subjects = {method: f"{method}: " if self._compares_methods else "" for method, _ in found}
-        return tuple(sentence for method, sizes in found for sentence in _answer(sizes, subjects[method]))
+        return tuple(
+            sentence
+            for method, sizes in found
+            for sentence in _answer(sizes, subjects[method], cheapest_first=self.cheapest)
+        )
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The columns' titles: times and costs are of 1e9 tokens, or of all where they are known."""
+        of_job = any(size.tokens for size in self.sizes)
+        return tuple("all\ntokens" if of_job and title.startswith("per") else title for title in TITLES)
 
     @property
     def next_command(self) -> str | None:
@@ -213,7 +275,7 @@ class SizeResult(Document):
         """Method → the plan for the GPUs that cost least; only where that is not the one for the fewest."""
         fewest = self.next_by_method
         cheapest = {method: _cheapest(sizes) for method, sizes in self._fitting().items()}
-        commands = {method: self._plan_command(size) for method, size in cheapest.items() if size is not None}
+        commands = {method: self._plan_command(found[0]) for method, found in cheapest.items() if found}
         return {method: command for method, command in commands.items() if command != fewest[method]}
 
     def _fitting(self) -> dict[str, list[FewestGpus]]:
@@ -266,7 +328,12 @@ class SizeResult(Document):
                  "assumptions", "notes")  # fmt: skip
 
     def _more(self) -> dict[str, Any]:
-        return {"model": self.model_name, "next": self.next_command}
+        prices = self.prices
+        table = prices and {
+            "date": prices.date.isoformat(), "days_old": prices.days_old, "currency": "USD",
+            "source": prices.source,
+        }  # fmt: skip
+        return {"model": self.model_name, "next": self.next_command, "prices": table}
 
 
 def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, FewestGpus]]:
@@ -287,9 +354,11 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
     return named, by_gpu
 
 
-def _cheapest(sizes: Sequence[FewestGpus]) -> FewestGpus | None:
-    priced = [size for size in sizes if size.cost_per_1e9_tokens is not None]
-    return min(priced, key=lambda size: size.cost_per_1e9_tokens or 0.0) if len(priced) > 1 else None
+def _cheapest(sizes: Sequence[FewestGpus], *, spot: bool = False) -> tuple[FewestGpus, float] | None:
+    """The one whose cost is lowest, of several with a price, and its cost for 1e9 tokens."""
+    costs = [size.spot_cost_per_1e9_tokens if spot else size.cost_per_1e9_tokens for size in sizes]
+    priced = [(size, cost) for size, cost in zip(sizes, costs, strict=True) if cost is not None]
+    return min(priced, key=lambda pair: pair[1]) if len(priced) > 1 else None
 
 
 def _is_roomy(size: FewestGpus) -> bool:
@@ -313,7 +382,7 @@ def _without_offload(named: FewestGpus, sizes: Sequence[FewestGpus]) -> str:
     return f", or without, slower ({required} required{tight})"
 
 
-def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
+def _answer(sizes: Sequence[FewestGpus], subject: str, *, cheapest_first: bool = False) -> list[str]:
     """The sentences of one method. ``sizes``: of those kinds of GPU that some number of is enough."""
     smallest, by_gpu = _smallest(sizes)
     fewest_gpus = smallest.gpus
@@ -339,21 +408,39 @@ def _answer(sizes: Sequence[FewestGpus], subject: str) -> list[str]:
         least = min(timed, key=lambda size: size.gpu_hours_per_1e9_tokens or 0.0)
         sentences.append(
             f"{subject}fewest GPU-hours: {least.gpus} × {least.gpu_words}, "
-            f"{least.gpu_hours_per_1e9_tokens:,.0f} per 1e9 tokens{_with_offload(least, smallest)}"
+            f"{_for_tokens(least, least.gpu_hours_per_1e9_tokens or 0.0)}{_with_offload(least, smallest)}"
             + (", not measured on this GPU" if least.measured_on_no_machine else "")
         )
-    cheapest = _cheapest(sizes)
-    if cheapest is not None:
-        each = cheapest.price_per_gpu_hour or 0.0  # with as many decimals as money has, or as it takes
-        price = f"{each:g}" if each == int(each) or each != round(each, 2) else f"{each:.2f}"
-        cost = f"{cheapest.cost_per_1e9_tokens:,.0f} per 1e9 tokens at {price} per GPU-hour"
-        without = dict.fromkeys(size.gpu for size in sizes if size.price_per_gpu_hour is None)
-        among = f" of those with a price (none given for {', '.join(without)})" if without else ""
-        offload = _with_offload(cheapest, smallest)
-        sentences.append(
-            f"{subject}lowest cost{among}: {cheapest.gpus} × {cheapest.gpu_words}{offload}, {cost}"
-        )
-    return sentences
+    costs = [
+        _lowest_cost(sizes, smallest, spot=spot) for spot in ((False, True) if cheapest_first else (False,))
+    ]
+    told = [subject + sentence for sentence in costs if sentence]
+    return [*told, *sentences] if cheapest_first else [*sentences, *told]
+
+
+def _for_tokens(size: FewestGpus, per_1e9: float) -> str:
+    """So much for 1e9 tokens, or for the job's where they are known."""
+    if size.tokens is None:
+        return f"{per_1e9:,.0f} per 1e9 tokens"
+    return f"{_amount(per_1e9 * size.tokens / 1e9)} for {size.tokens:,} tokens"
+
+
+def _lowest_cost(sizes: Sequence[FewestGpus], smallest: FewestGpus, *, spot: bool) -> str:
+    """A sentence; empty without several that have a price."""
+    if (found := _cheapest(sizes, spot=spot)) is None:
+        return ""
+    size, cost = found
+    each, at, who = size.price_per_gpu_hour, size.provider, "lowest cost"
+    if spot and size.spot is not None:
+        each, at, who = size.spot.usd, f"{size.spot.provider} on spot", f"{who} where GPUs can be taken away"
+    else:
+        unpriced = dict.fromkeys(row.gpu for row in sizes if row.price_per_gpu_hour is None)
+        if unpriced:
+            given = f"cost of those with a price (none given for {', '.join(unpriced)})"
+            who = "lowest known cost" if at else f"lowest {given}"
+    told = f"{_for_tokens(size, cost)} at {_price(each)} per GPU-hour"
+    told = f"USD {told} ({at})" if at else told
+    return f"{who}: {size.gpus} × {size.gpu_words}{_with_offload(size, smallest)}, {told}"
 
 
 TYPICAL = ("rtx-4090", "l40s", "a100-40gb", "a100-80gb", "h100-sxm-80gb", "h200", "b200", "mi300x")
@@ -363,13 +450,20 @@ _COUNTED = ("gpus-assumed", "nodes-assumed")
 """Notes of a request on what an answer counts itself."""
 
 
-def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | None = None) -> SizeResult:
+def fewest(
+    options: Mapping[str, Any],
+    *,
+    price: str | None = None,
+    tokens: str | None = None,
+    cheapest: bool = False,
+    say: Say | None = None,
+) -> SizeResult:
     """The fewest GPUs of each kind; ``gpu`` and ``method`` may name several with commas, ``gpus`` the most.
     Raises InputError: an argument that cannot be; names it and the fix."""
     from zerokit.catalog.gpus import for_vram
     from zerokit.planner.options import given_options
     from zerokit.search.sizing import sizes
-    from zerokit.units import parse_bytes
+    from zerokit.units import parse_bytes, parse_count
 
     # refuse what the answer says, or what it does not depend on
     if options.get("device") in ("cpu", "local"):
@@ -389,7 +483,8 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     request = resolved.request
     if say is not None and (doubted := doubted_vram(options)) is not None:
         say(doubted)
-    prices = prices_of(price, [gpu.name for gpu in kinds])
+    table, costs = costs_of(price, kinds, is_other_card=bool(options.get("vram")))
+    trained_on = None if tokens is None else parse_count(tokens, "⟨tokens⟩")
     methods = named or (("full",) if request.job.inference else METHODS)
     most = integer(options, "gpus") or _MOST_GPUS
     results = list(sizes(request, kinds, methods, most))
@@ -399,14 +494,25 @@ def fewest(options: Mapping[str, Any], *, price: str | None = None, say: Say | N
     speeds: tuple[Note, ...] = ()
     if options.get("vram") and not options.get("gpu"):  # why a card of the catalogue is named
         speeds = (Note("speeds-assumed", for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1]),)
+    rows = [FewestGpus(size=size, tokens=trained_on, **costs(size)) for size in results]
+    priced = any(row.price_per_gpu_hour is not None for row in rows)
+    if cheapest and not priced:
+        raise InputError(
+            f"⟨cheapest⟩: no price is known of {', '.join(gpu.name for gpu in kinds)}; give ⟨price⟩"
+        )
+    if cheapest:
+        rows.sort(key=lambda row: math.inf if row.cost_per_1e9_tokens is None else row.cost_per_1e9_tokens)
     return SizeResult(
         model_name=resolved.model_name,
         request=given_options(options),
-        sizes=tuple(FewestGpus(size=size, price_per_gpu_hour=prices.get(size.gpu.name)) for size in results),
+        sizes=tuple(rows),
+        prices=table,
+        cheapest=cheapest,
         notes=(
             *(note for note in request.assumptions if note.id not in _COUNTED and note.topic != "hardware"),
             *_batch_notes(request, results),
             *speeds,
+            *(price_notes(table, any((row.nodes or 0) > 1 for row in rows)) if priced else ()),
             *_host_notes(options, kinds),
             *notes_of("unread", _unread(options, results)),
             *_closed_form_notes(results),

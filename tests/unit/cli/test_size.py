@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import as_json, call, move_elsewhere
+from zerokit.catalog import prices
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert "fewest GPUs: 1 × l40s (" in first and "1 × h200 would do as well" in " ".join(first.split())
     assert "fewest GPU-hours: 1 × h200" in first and "none given for l4): 1 × l40s" in first
     assert "at 1 per GPU-hour" in " ".join(first.split())
-    rest = call(capsys, *words, "--explain")[1].partition("Assumed")[2]
+    rest = call(capsys, *words, "--price", "l40s=1,h200=9", "--explain")[1].partition("Assumed")[2]
     assert rest.count("  l40s") == 1 and rest.count("  l4 ") == 2  # offload changes the answer for l4 alone
     command = next(line.strip() for line in out.splitlines() if line.startswith("  zerokit plan"))
     assert command == "zerokit plan --model qwen2.5-14b --method lora --gpus 1 --gpu l40s"
@@ -61,6 +62,43 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert as_json(capsys, *words, "--price", "l40s=5,h200=6")["next_for_lowest_cost_by_method"] == {
         "lora": cheapest
     }
+
+
+def test_costs_are_those_of_the_table_and_of_the_whole_job(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--model", "qwen2.5-14b", "--method", "lora", "--gpu", "l4,rtx-4090,h200")
+    body = as_json(capsys, *words, "--tokens", "200m", "--cheapest")
+    table = prices.table()
+    assert body["prices"] == {
+        "date": str(table.date), "days_old": table.days_old, "currency": "USD", "source": table.source,
+    }  # fmt: skip
+    for row in body["sizes"]:
+        rate, spot = (table.rate(row["gpu"], row["gpus"], spot=on_spot) for on_spot in (False, True))
+        assert row["provider"] == (rate and rate.provider) and row["price_per_gpu_hour"] == (
+            rate and rate.usd
+        )
+        hours, job = row["gpu_hours_per_1e9_tokens"], row["job"]
+        assert (job["tokens"], job["gpu_hours"]) == (200_000_000, pytest.approx(hours / 5))
+        assert job["cost"] == (rate and pytest.approx(hours / 5 * rate.usd))
+        assert job["spot_cost"] == (spot and pytest.approx(hours / 5 * spot.usd))
+    costs = [row["job"]["cost"] for row in body["sizes"]]
+    known = [cost for cost in costs if cost is not None]
+    assert known == sorted(known) and costs[len(known) :] == [None] * (len(costs) - len(known)) != []
+    lowest, on_spot, fewest = body["answer"][:3]
+    assert lowest.startswith("lowest known cost: ") and "for 200,000,000 tokens" in lowest
+    assert on_spot.startswith("lowest cost where GPUs can be taken away: ") and "on spot)" in on_spot
+    assert fewest.startswith("fewest GPUs")
+    _, shown, _ = call(capsys, *words)
+    assert f"prices over 90 days old, of {table.date}: `zerokit gpus --update-prices`" in shown
+    typed = as_json(capsys, *words, "--price", "3")
+    assert typed["prices"] is None and {row["provider"] for row in typed["sizes"]} == {None}
+    assert {row["price_per_gpu_hour"] for row in typed["sizes"]} == {3.0}
+
+
+def test_a_card_that_is_not_the_catalogues_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("size", "--params", "7b", "--method", "lora", "--gpu", "h200", "--vram", "100GiB")
+    assert as_json(capsys, *words)["sizes"][0]["cost_per_1e9_tokens"] is None
+    code, _, err = call(capsys, *words, "--cheapest")
+    assert code == 2 and "--cheapest: no price is known of h200; give --price" in err
 
 
 @pytest.mark.slow
