@@ -37,6 +37,7 @@ GROUPS["Findings"] = (*GROUPS["Findings"], "notes", "strict")
     type=click.Choice(["deepspeed", "accelerate"]),
     help="Print a JSON Schema for editors, of a DeepSpeed JSON unless accelerate is named.",
 )
+@click.option("--lsp", is_flag=True, help="Serve an editor on standard input and output; needs pygls.")
 @shared_options.shared("check")
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
 @click.option("--notes", is_flag=True, help="Show notes as well.")
@@ -61,6 +62,11 @@ def command(files: tuple[str, ...], **options: Any) -> int:
         from zerokit.linter.explain import as_text, explain
 
         write(as_text(explain(options["explain"]), width_of(1)))
+        return 0
+    if options["lsp"]:
+        from zerokit.planner.language_server import serve
+
+        serve()
         return 0
     project_settings = _settings(options)
     options["ignore"] = project_settings.ignore | frozenset(options["ignore"])

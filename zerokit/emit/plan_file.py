@@ -250,8 +250,11 @@ class NotAPlan(FileInputError):
     """A readable file of another kind stands where a plan is expected."""
 
 
-def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None) -> PlanFile:
-    """Read a plan from its folder or its file; ``run_dir``: where it may write.
+def read(
+    location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None, document: Document | None = None
+) -> PlanFile:
+    """Read a plan from its folder or its file; ``run_dir``: where it may write; ``document``: what the file
+    says, where it was read.
 
     Raises:
         NotAPlan: a file of another kind.
@@ -261,11 +264,11 @@ def read(location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None
     path = pathlib.Path(location)
     if path.is_dir():
         path = path / FILE_NAME
-    if not path.exists():
+    if document is None and not path.exists():
         raise FileInputError(location, _missing(path.parent if path.name == FILE_NAME else path))
     if path.suffix == ".py":
         raise FileInputError(location, "is a Python script, not a plan")
-    document = load_yaml(path)
+    document = document or load_yaml(path)
     body = document.value
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         if path.name != FILE_NAME and (path.parent / FILE_NAME).is_file():

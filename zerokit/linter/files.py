@@ -327,6 +327,7 @@ def check_files(
     kind: str | None = None,
     ignore: frozenset[str] = frozenset(),
     discovered: Mapping[str, str] = MappingProxyType({}),
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CheckedFile]:
     """Lint every file, and every DeepSpeed JSON and hostfile that a YAML among them names.
 
@@ -336,10 +337,11 @@ def check_files(
         ignore: rules that are not shown.
         discovered: paths that were found in a folder, and that folder: what is no configuration is left
             out, and a file outside of it that one of them names.
+        texts: of files that an editor has open, by path: what is in it and not saved.
     """
     context = context or Context()
     forget_scripts()
-    files = [read_file(path, kind=kind) for path in paths]
+    files = [read_file(path, kind=kind, text=texts.get(path)) for path in paths]
     files = [file for file in files if file.path not in discovered or _is_configuration(file)]
     real_paths = {_real(file.path) for file in files}
     for yaml_file in [file for file in files if _may_name(file)]:
@@ -349,7 +351,12 @@ def check_files(
             real_paths.add(_real(named))
             folders = (discovered.get(yaml_file.path, os.curdir), pathlib.Path(yaml_file.path).parent)
             is_outside = all(leaves(named, folder) for folder in folders)
-            files.append(_outside(named, yaml_file) if is_outside else read_file(str(named), kind=named_kind))
+            text = texts.get(_real(named))
+            files.append(
+                _outside(named, yaml_file)
+                if is_outside
+                else read_file(str(named), kind=named_kind, text=text)
+            )
     _lint(files, context)
     for file in files:
         file.findings = without_ignored(file.findings, file.text, ignore)
@@ -368,13 +375,14 @@ STANDARD_INPUT = "<stdin>"
 _ENDINGS = (".json", ".yaml", ".yml", "")
 
 
-def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
-    """Read one file (``-``: standard input); what keeps it from being read is its only finding."""
-    text = ""
+def read_file(path: str, *, kind: str | None = None, text: str | None = None) -> CheckedFile:
+    """Read one file (``-``: standard input), or take its text from an editor; what keeps it from being read
+    is its only finding."""
+    text, is_open = text or "", text is not None
     try:
         if path == "-":
             path, text = STANDARD_INPUT, decode(sys.stdin.buffer.read(MAX_BYTES), STANDARD_INPUT)
-        else:
+        elif not is_open:
             text = read_text(path, keep_mark=True)
         without_bom = text.removeprefix(BYTE_ORDER_MARK)
         with few_searches():
@@ -383,7 +391,7 @@ def read_file(path: str, *, kind: str | None = None) -> CheckedFile:
         return CheckedFile(path=path, kind=kind, document=document, text=text)
     except FileInputError as error:
         message = error.message
-        if not os.path.lexists(path) and path != STANDARD_INPUT:
+        if not is_open and not os.path.lexists(path) and path != STANDARD_INPUT:
             message = f"there is no such file{similar(pathlib.Path(path), _ENDINGS)}"
         row = Row("syntax" if error.line else "unreadable", "", "{message}", "")
         finding = row.found(path, Location(error.line or 1, error.column or 1), message=message)

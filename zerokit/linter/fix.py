@@ -16,6 +16,7 @@ from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Lines, Path, parse_json, parse_yaml
 
 _MOST_ROUNDS = 3
+_COMMA = "json-trailing-comma"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _YAML_SCALAR = re.compile(r"""\"[^"\n\\]*\"|'[^'\n]*'|[^\s#,\[\]{}"'&*!|>]+""")
 _YAML_KEY = re.compile(r"""[^\s:#]+|"[^"]*"|'[^']*'""")
@@ -30,30 +31,8 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
     Raises:
         InputError: the file cannot be written.
     """
-    if file.document is None or file.kind not in ("deepspeed", "accelerate", "arguments"):
-        return []
-    if any(problem.rule == "duplicate-key" for problem in file.document.problems):
-        return []  # a key names two locations
-    as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
-    is_yaml = file.path.endswith((".yaml", ".yml"))
-    as_json = as_json and ((file.kind == "deepspeed" and not is_yaml) or file.path.endswith(".json"))
-    found = [
-        finding
-        for finding in file.findings
-        if finding.fixable == "safe" or (unsafe and finding.fixable == "unsafe")
-        if finding.rule != "json-trailing-comma"  # below, when all else is in place
-    ]
-    edits = [edit for finding in found for edit in finding.edits]
-    document, done = file.document, set[tuple[str, str]]()
-    for _ in range(_MOST_ROUNDS):  # an edit may be about what another one renamed
-        left = [edit for edit in edits if (edit.kind, edit.key) not in done]
-        document, written = _changed(document, left, as_json=as_json)
-        done |= {(edit.kind, edit.key) for edit in written}
-    fixed = [one for one in found if any((edit.kind, edit.key) in done for edit in one.edits)]
-    text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
-    fixed += [finding for finding in file.findings if finding.rule == "json-trailing-comma"][:commas]
-    # the text was read without it
-    fixed += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
+    wanted = ("safe", "unsafe") if unsafe else ("safe",)
+    text, fixed = fixed_text(file, [finding for finding in file.findings if finding.fixable in wanted])
     if fixed:
         target = pathlib.Path(file.path).resolve()
         try:
@@ -63,6 +42,30 @@ def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
         except OSError as error:
             raise InputError(f"{file.path}: cannot be written: {error.strerror}") from None
     return fixed
+
+
+def fixed_text(file: CheckedFile, wanted: Sequence[Finding]) -> tuple[str, list[Finding]]:
+    """The text with the fixes of these findings, and the findings that are fixed so; nothing is written."""
+    if file.document is None or file.kind not in ("deepspeed", "accelerate", "arguments"):
+        return file.text, []
+    if any(problem.rule == "duplicate-key" for problem in file.document.problems):
+        return file.text, []  # a key names two locations
+    as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
+    is_yaml = file.path.endswith((".yaml", ".yml"))
+    as_json = as_json and ((file.kind == "deepspeed" and not is_yaml) or file.path.endswith(".json"))
+    found = [finding for finding in wanted if finding.rule != _COMMA]  # those when all else is in place
+    edits = [edit for finding in found for edit in finding.edits]
+    document, done = file.document, set[tuple[str, str]]()
+    for _ in range(_MOST_ROUNDS):  # an edit may be about what another one renamed
+        left = [edit for edit in edits if (edit.kind, edit.key) not in done]
+        document, written = _changed(document, left, as_json=as_json)
+        done |= {(edit.kind, edit.key) for edit in written}
+    fixed = [one for one in found if any((edit.kind, edit.key) in done for edit in one.edits)]
+    text, commas = _without_trailing_commas(document) if as_json else (document.text, 0)
+    fixed += [finding for finding in file.findings if finding.rule == _COMMA][:commas]
+    # the text was read without it
+    fixed += [finding for finding in file.findings if finding.rule == "json-byte-order-mark"]
+    return text, fixed
 
 
 def _changed(document: Document, edits: Sequence[Edit], *, as_json: bool) -> tuple[Document, list[Edit]]:
@@ -137,10 +140,6 @@ def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: 
 
 def _without_trailing_commas(document: Document) -> tuple[str, int]:
     lines, text = Lines(document.text), document.text
-    commas = sorted(
-        lines.offset(problem.location)
-        for problem in document.problems
-        if problem.rule == "json-trailing-comma"
-    )
+    commas = sorted(lines.offset(problem.location) for problem in document.problems if problem.rule == _COMMA)
     parts = zip([0, *(at + 1 for at in commas)], [*commas, len(text)], strict=True)
     return "".join(text[start:end] for start, end in parts), len(commas)

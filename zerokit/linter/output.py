@@ -181,6 +181,12 @@ def nothing_written(files: Sequence[CheckedFile], *, unsafe: bool, notes: bool =
     )
 
 
+def token_width(line: str, column: int) -> int:
+    """Characters of the key or value that begins at a column (from 1) of a line; at least 1."""
+    token = _TOKEN.match(line[column - 1 :])
+    return len(token.group()) if token else 1
+
+
 def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[str]:
     number, column = finding.location
     line = text[number - 1].rstrip("\r") if 0 < number <= len(text) else ""
@@ -188,8 +194,7 @@ def _source_line(text: Sequence[str], finding: Finding, columns: int) -> list[st
     start = max(0, column - 1 - widest // 2) if len(line) > widest else 0
     if not line.strip() or _SECRET.search(line[max(0, start - _WIDEST) : start + widest]):
         return []
-    token = _TOKEN.match(line[column - 1 : column - 1 + widest])
-    width = max(1, len(token.group()) if token else 1)
+    width = token_width(line[: column - 1 + widest], column)
     excerpt = OBEYED.sub("?", line[start : start + widest].replace("\t", " "))
     gutter = " " * len(str(number))
     caret = " " * (column - 1 - start) + "^" * min(width, widest - (column - 1 - start))

@@ -251,7 +251,7 @@ def add_plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
             if file.kind == "plan":
                 from zerokit.emit import plan_file
 
-                plan_file.read(file.path)
+                plan_file.read(file.path, document=file.document)
             else:
                 from zerokit.planner.recipes import parse_recipe
 
@@ -341,7 +341,7 @@ def check(
 def _checked(
     paths: Sequence[str], options: Mapping[str, Any], settings: CheckOptions, exclude: Sequence[str], say: Say
 ) -> CheckResult:
-    context = _context(options, settings, say)
+    context = context_of(options, settings, say)
     files, discovered, leaving = files_of(paths, exclude=tuple(exclude))
     for link in leaving:
         say(warning("leaving-link", f"{shown(link)} is a link that leaves the folder: skipped"))
@@ -371,7 +371,8 @@ def _checked(
     return CheckResult(files=tuple(checked), fixed=tuple(fixed), fits=fits, skipped=skipped, stopped=stopped)
 
 
-def _context(options: Mapping[str, Any], settings: CheckOptions, say: Say) -> Context:
+def context_of(options: Mapping[str, Any], settings: CheckOptions, say: Say) -> Context:
+    """What is known of the run. Raises InputError: an argument that cannot be."""
     texts = {"world_size": settings["world_size"], **{name: options.get(name) for name in ("gpus", "nodes")}}
     numbers = {
         name: parse_positive_int(value, f"⟨{name}⟩") if value else None for name, value in texts.items()
