@@ -57,6 +57,14 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
     return (args[0], boxed) if func in CollectiveOp.WK_ARG_1 else boxed
 
 
+def of_group(machine: Machine, args: tuple[Any, ...]) -> None:
+    """A functional collective, whose last argument is its group, or the group's name."""
+    group = args[-1]
+    name = group if isinstance(group, str) else getattr(group, "group_name", None)
+    if name is not None:
+        machine.communicators.setdefault(name, machine.ledger.allocator.reserved_bytes)
+
+
 def _communicates(machine: Machine, group: Any) -> None:
     """NCCL makes a group's communicator at its first collective, beside what PyTorch's allocator has."""
     machine.communicators.setdefault(group.group_name, machine.ledger.allocator.reserved_bytes)

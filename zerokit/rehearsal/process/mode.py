@@ -124,6 +124,8 @@ class FakeCuda(TorchDispatchMode):
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace == "c10d":
             return self._observed(func, args, kwargs, collectives.answer(self._machine, func, args))
+        if func.namespace == "_c10d_functional":
+            collectives.of_group(self._machine, args)
         fakes: list[Any] = []
         reals: list[Any] = []
         scan(args, fakes, reals)
