@@ -62,6 +62,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--tp": (ONE, "2"),
     "--pp": (ONE, "2"),
     "--sp": (ONE, "2"),
+    "--cp": ((*ONE, "--engine", "fsdp2"), "2"),
     "--checkpointing": (ONE, "full"),
     "--reentrant": ((*ONE, "--zero", "2", "--checkpointing", "full"), "on"),
     "--reduce-bucket": ((*ONE, "--zero", "2"), "30m"),

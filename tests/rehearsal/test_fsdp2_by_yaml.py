@@ -72,10 +72,11 @@ def test_the_estimate_is_what_accelerate_takes(
     assert "counted with model.config.use_cache = False" in "\n".join(estimate.assumptions)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_plan_tells_ranks_what_accelerate_would(tmp_path: Path, replicas: int) -> None:
-    plan = read_plan_file(str(write_fsdp2_plan(tmp_path, ranks=4, replicas=replicas)), engines=("fsdp2",))
-    told = variables(accelerate_file(plan, 4)[0])
+@pytest.mark.parametrize(("replicas", "shared"), [(1, 1), (2, 1), (1, 4), (2, 2)])
+def test_a_plan_tells_ranks_what_accelerate_would(tmp_path: Path, replicas: int, shared: int) -> None:
+    written = write_fsdp2_plan(tmp_path, ranks=8, replicas=replicas, shared=shared)
+    plan = read_plan_file(str(written), engines=("fsdp2",))
+    told = variables(accelerate_file(plan, 8)[0])
     assert told.items() <= launched(tmp_path / "accelerate.yaml").items()
     assert {"ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD"} <= told.keys()
 

@@ -14,13 +14,17 @@ from zerokit.emit.files import emitter_of, plan_files
 PEAK = 123_456_789
 
 
-def write_fsdp2_plan(folder: Path, *, ranks: int = 2, nodes: int = 1, **settings: Any) -> Path:
-    """Write plan.yaml and its files into ``folder``, of bf16 and batches of two; returns the folder."""
+def write_fsdp2_plan(
+    folder: Path, *, ranks: int = 2, nodes: int = 1, shared: int = 1, **settings: Any
+) -> Path:
+    """Write plan.yaml and its files into ``folder``, of bf16 and batches of two; returns the folder.
+    ``shared``: ranks of a sequence."""
     strategy = Strategy(
         settings=Fsdp2Settings(
             **{"precision": "bf16", "micro_batch": 2, "gradient_clipping": 1.0, **settings}
         ),
-        data_parallel=ranks,
+        data_parallel=ranks // shared,
+        sequence_parallel=shared,
     )
     files, job = plan_files(strategy, Job(seq_len=8), nodes=nodes, folder=folder), Job(seq_len=8)
     rank = {
@@ -29,7 +33,8 @@ def write_fsdp2_plan(folder: Path, *, ranks: int = 2, nodes: int = 1, **settings
     }  # fmt: skip
     chosen = {
         "engine": "fsdp2", "zero_stage": None, "offload_optimizer": "none", "offload_param": "none",
-        "data_parallel": ranks, "tensor_parallel": 1, "pipeline_parallel": 1, "sequence_parallel": 1,
+        "data_parallel": ranks // shared, "tensor_parallel": 1, "pipeline_parallel": 1,
+        "sequence_parallel": shared,
         "micro_batch": 2, "gradient_accumulation": 1, "activation_checkpointing": "none",
         "gradient_clipping": 1.0, "precision": strategy.settings.precision,
         "sharding": ranks // strategy.settings.replicas,

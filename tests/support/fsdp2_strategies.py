@@ -11,7 +11,7 @@ from zerokit.domain.strategy import Strategy
 @st.composite
 def fsdp2_strategies(draw: st.DrawFn) -> Strategy:
     precision = draw(st.sampled_from(["bf16", "fp16", "fp32"]))
-    replicas = draw(st.sampled_from([1, 2, 4]))
+    replicas, shared = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     settings = Fsdp2Settings(
         precision=precision,
         micro_batch=draw(st.integers(1, 8)),
@@ -20,7 +20,11 @@ def fsdp2_strategies(draw: st.DrawFn) -> Strategy:
         replicas=replicas,
         offload=draw(st.booleans()),
         broadcasts=draw(st.booleans()),
+        rotation=draw(st.sampled_from(["allgather", "alltoall"])) if shared > 1 else "allgather",
     )
     shards = draw(st.sampled_from([2, 4, 8]))
     checkpointing = draw(st.sampled_from(["none", "full"]))
-    return Strategy(settings=settings, data_parallel=replicas * shards, checkpointing=checkpointing)
+    return Strategy(
+        settings=settings, data_parallel=replicas * shards, sequence_parallel=shared,
+        checkpointing=checkpointing,
+    )  # fmt: skip

@@ -49,6 +49,7 @@ class Case(RehearsedCase):
             torch_adam="--foreach" in self.options,
             reshard_after_forward="--keep-gathered" not in self.options,
             replicas=int(self.value("--replicas", "1")),
+            rotation=self.value("--rotate", "allgather"),
             offload="--offload" in self.options,
             reduce_dtype=self.value("--reduce", "") or None,
             master_bytes=2 if narrow else 4,
@@ -131,6 +132,25 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (9_376_003_584, 13_159_517_696, 14_004_602_880, 9_693_550_080),
     Case("llama-3.2-1b", 2, "--accelerate --tokens 512 --checkpointing --client torch.optim.RMSprop"):
         (3_522_311_168, 6_356_111_872, 9_179_658_752, 9_953_629_184),
+    Case("llama-3.2-1b", 2, "--accelerate --tokens 2048 --cp 2"):
+        (3_522_311_168, 11_307_286_016, 11_651_465_216, 9_953_765_888),
+    Case("llama-3.1-8b", 4, "--accelerate --tokens 4096 --cp 2"):
+        (12_232_970_240, 42_653_622_272, 42_128_278_016, 32_188_435_456),
+    Case("llama-3.1-8b", 8, "--accelerate --tokens 32768 --cp 8 --checkpointing"):
+        (8_217_839_616, 20_695_443_456, 20_695_435_776, 16_128_830_464),
+    Case("qwen3-8b", 4, "--accelerate --tokens 8192 --cp 4 --rotate alltoall"):
+        (13_169_418_240, 46_789_408_768, 46_167_071_232, 32_830_610_432),
+    Case("mistral-7b-v0.3", 4, "--accelerate --tokens 4096 --cp 2 --lora 16 --dtype bfloat16"):
+        (4_203_097_088, 17_683_280_384, 17_532_285_952, 3_859_254_784),
+    Case("qwen2.5-7b", 4, "--accelerate --tokens 8192 --cp 4 --lora 16 --dtype bfloat16 --checkpointing"):
+        (6_028_441_600, 9_753_308_672, 9_271_488_512, 4_038_995_456),
+    Case("qwen2.5-0.5b", 4, "--accelerate --tokens 2048 --cp 2 --batch 2 --accumulation 2"):
+        (1_038_603_776, 8_877_563_904, 9_470_069_248, 2_044_639_232),
+    Case("llama-3.2-1b", 8, "--accelerate --tokens 4096 --cp 2 --replicas 2 --rotate alltoall"):
+        (2_286_496_768, 10_778_056_192, 11_181_750_272, 5_010_573_824),
+    Case("qwen3-30b-a3b", 8, "--accelerate --tokens 4096 --cp 4 --checkpointing"):
+        (17_755_431_936, 49_807_491_072, 65_496_550_400, 61_131_906_048),
 }  # fmt: skip
-"""What was rehearsed of rank 0: the most allocated in init, forward, backward and step, in bytes (torch
-2.13.0, transformers 5.23.0, accelerate 1.15.0, peft 0.21.2; all layers, ``zerokit rehearse --whole``)."""
+"""What was rehearsed of rank 0, of ranks that share a sequence the more of ranks 0 and 1: the most allocated
+in init, forward, backward and step, in bytes (torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft
+0.21.2; all layers, ``zerokit rehearse --whole``)."""

@@ -51,7 +51,11 @@ class RehearsedCase(ABC):
     def strategy(self) -> Strategy:
         """How."""
         checkpointing = "full" if "--checkpointing" in self.options else "none"
-        return Strategy(settings=self.settings, data_parallel=self.ranks, checkpointing=checkpointing)
+        shared = int(self.value("--cp", "1"))
+        return Strategy(
+            settings=self.settings, data_parallel=self.ranks // shared, sequence_parallel=shared,
+            checkpointing=checkpointing,
+        )  # fmt: skip
 
     @property
     def cluster(self) -> Cluster:

@@ -299,6 +299,7 @@ def from_config(
         experts_per_token=config.count("num_experts_per_tok", default=1),
         gated=family.gated,
         latent_attention=family.latent_attention,
+        attends_fully=_attends_fully(hf_config),
         kept=kept_of(hf_config, _kv_heads(config, heads)),
     )
     own_head = 0 if head == "embedding" or (shape.tied and not family.images) else shape.head_parameters
@@ -317,6 +318,14 @@ def _with_vision(config: Mapping[str, Any], name: str, count: int | None, head: 
         tower = int(vision.get("num_hidden_layers", 0)) * (4 * h * h + 2 * h * f)
         tower += h * text.hidden
     return replace(text, parameters=count if count is not None else text.parameters + tower)
+
+
+def _attends_fully(config: Mapping[str, Any]) -> bool:
+    """Whether all layers do, by what configurations say of each, or of all."""
+    if isinstance(types := config.get("layer_types"), list):
+        return {*types} <= {"full_attention"}
+    has_window = config.get("sliding_window") and config.get("use_sliding_window") is not False
+    return not (has_window or config.get("attention_chunk_size"))
 
 
 def _heads(config: _Config) -> int:

@@ -32,7 +32,8 @@ class Fsdp2Config:
         settings: batch sizes and optimizer apart; fp32 where no precision is named.
         names_precision: mixed precision is on; otherwise the weights are as the script loads them.
         checkpointing: FSDP checkpoints every layer that it wraps.
-        shards: ranks that hold one copy; None: as many as there are beside the replicas.
+        shards: data-parallel ranks that hold one copy; None: as many as there are beside the replicas.
+        shared: ranks that share a sequence (context parallel).
         processes, nodes: of the whole run; None: not said.
         batch: ``micro_batch`` and ``gradient_accumulation``, where the file says them.
         remarks: what it says that the figures do not follow, and what may be other for it.
@@ -42,6 +43,7 @@ class Fsdp2Config:
     names_precision: bool
     checkpointing: bool = False
     shards: int | None = None
+    shared: int = 1
     processes: int | None = None
     nodes: int | None = None
     batch: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +88,7 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
     InputError: a part of it is not modelled."""
     parallelism = _mapping(config, "parallelism_config")
     sizes = {name: count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
-    for name in ("tp", "cp", "sp"):
+    for name in ("tp", "sp"):
         if sizes[name] > 1:
             raise InputError(f"parallelism_config_{name}_size {sizes[name]} is not modelled under FSDP2")
     if str(_mapping(config, "dynamo_config").get("dynamo_backend", "no")).lower() != "no":
@@ -95,9 +97,11 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
     # YAML reads no without quotes as false
     precision = "no" if precision == "false" else precision
     found = _from_block(_mapping(config, "fsdp_config"), _ACCELERATE, precision)
+    rotation = str(parallelism.get(f"{PARALLELISM_PREFIX}cp_comm_strategy") or "allgather")
     return replace(
         found,
-        settings=replace(found.settings, replicas=sizes["dp_replicate"]),
+        settings=replace(found.settings, replicas=sizes["dp_replicate"], rotation=rotation),
+        shared=sizes["cp"],
         shards=sizes["dp_shard"] if sizes["dp_shard"] > 1 else None,
         processes=count(config, "num_processes"),
         nodes=count(config, "num_machines"),

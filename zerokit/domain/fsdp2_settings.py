@@ -28,6 +28,8 @@ class Fsdp2Settings(TrainingSettings):
             whole (``no_sync``, ``set_requires_gradient_sync(False)``).
         broadcasts: rank 0 sends its weights to all ranks, parameter by parameter (Accelerate's
             ``cpu_ram_efficient_loading``); else every rank divides its own copy.
+        rotation: how ranks that share a sequence exchange keys and values (Accelerate's
+            ``cp_comm_strategy``): ``allgather``, all at once, or ``alltoall``, from one rank to the next.
         loads_once: with ``broadcasts``, the script fills the weights on one rank of each node; the others
             allocate them and never touch them.
     """
@@ -42,6 +44,7 @@ class Fsdp2Settings(TrainingSettings):
     sync_each_batch: bool = False
     broadcasts: bool = False
     loads_once: bool = False
+    rotation: str = "allgather"
 
     @property
     def title(self) -> str:
@@ -54,12 +57,12 @@ class Fsdp2Settings(TrainingSettings):
         """All but the dtype of the reduction and the groups of parameters."""
         return (self.engine, self.reshard_after_forward, self.replicas, self.offload)
 
-    def published(self, ranks: int) -> dict[str, object]:
+    def published(self, ranks: int, shared: int) -> dict[str, object]:
         """Ranks that hold one copy of the shards, how many copies, and what DeepSpeed has in its file."""
         return {
             "sharding": ranks // self.replicas,
             "replicas": self.replicas,
-            "context_parallel": 1,
+            "context_parallel": shared,
             "reshard_after_forward": self.reshard_after_forward,
             "gradient_clipping": self.gradient_clipping,
         }
@@ -115,10 +118,10 @@ class Fsdp2Settings(TrainingSettings):
         (torch/distributed/fsdp/_fully_shard/_fsdp_init.py, ``_init_default_mesh``, 2.13)."""
         return self.replicas > 1
 
-    @property
-    def communicators(self) -> int:
-        """One of the ranks that share a replica and, with replicas, one of those that hold the same shard."""
-        return 2 if self.replicas > 1 else 1
+    def communicators(self, shared: int) -> int:
+        """One of ranks that share a replica; with replicas, of those that hold the same shard, too; and of
+        those that share a sequence."""
+        return 1 + (self.replicas > 1) + (shared > 1)
 
 
 def fsdp2(settings: TrainingSettings) -> Fsdp2Settings:

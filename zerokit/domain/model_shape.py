@@ -206,6 +206,7 @@ class ModelShape:
         parameters: the model's count, tied weights once.
         head: which ``AutoModelFor…``: causal, mlm, seq2seq, speech-seq2seq, image-classification.
         latent_attention: heads of values are not as wide as those of queries (arXiv 2405.04434).
+        attends_fully: every layer, to all tokens before; not in windows or chunks, or by recurrence.
         kept: for backward, beside what all models keep.
     """
 
@@ -225,6 +226,7 @@ class ModelShape:
     experts_per_token: int = 1
     gated: bool = False
     latent_attention: bool = False
+    attends_fully: bool = True
     kept: Kept = Kept()
 
     @property

@@ -58,6 +58,11 @@ class Setting:
         return self.option.replace("-", "_")
 
 
+def sharing_option(engine: str) -> str:
+    """Name the option of ranks that share a sequence: FSDP2's context parallel, or Ulysses."""
+    return "cp" if engine == "fsdp2" else "sp"
+
+
 TRAINERS_MICRO_BATCH = 8
 """Where nobody says one: TrainingArguments.per_device_train_batch_size, in 4.56 to 5.23."""
 _ZERO = "zero_optimization"

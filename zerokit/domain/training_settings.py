@@ -52,9 +52,10 @@ class TrainingSettings(ABC):
         """DeepSpeed's ZeRO stage, as plans publish it; None of another engine."""
         return None
 
-    def published(self, ranks: int) -> dict[str, object]:
-        """What plans publish of this engine alone, by key; ``ranks``: that train the same weights."""
-        del ranks
+    def published(self, ranks: int, shared: int) -> dict[str, object]:
+        """What plans publish of this engine alone, by key; ``ranks``: that train the same weights, ``shared``
+        of which share a sequence."""
+        del ranks, shared
         return {}
 
     @property
@@ -124,8 +125,7 @@ class TrainingSettings(ABC):
     def has_own_group(self) -> bool:
         """Whether it communicates in another group of ranks than torch's default one."""
 
-    @property
-    def communicators(self) -> int:
+    def communicators(self, shared: int) -> int:
         """How many NCCL communicators the engine's collectives of a step take, beside those of model-parallel
-        groups."""
+        groups; ``shared``: ranks that share a sequence, where they are not all."""
         return 1

@@ -105,10 +105,10 @@ def parallelism_environment(strategy: Strategy, attention: str = "sdpa") -> dict
     """What ``accelerate launch`` makes of ``parallelism_config``, for scripts that other launchers start.
 
     ``accelerate/utils/launch.py``, ``prepare_extend_env_parallelism_config``; an ``Accelerator()``, and so a
-    Trainer, reads it. Empty without sequence parallelism and replicas of FSDP2.
+    Trainer, reads it. Empty without sequence or context parallelism and replicas of FSDP2.
     """
     block = parallelism(strategy) if strategy.engine == "fsdp2" else {}
-    if strategy.sequence_parallel > 1:
+    if strategy.sequence_parallel > 1 and strategy.engine != "fsdp2":
         block = _parallelism_block(strategy, attention)
     if not block:
         return {}

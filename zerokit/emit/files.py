@@ -90,7 +90,9 @@ def _deepspeed_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> 
 
 def _fsdp2_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
     reasons: dict[str, str] = {}
-    texts, names = {CODE_NAME: fsdp2.fully_shard_code(strategy)}, {"code": CODE_NAME}
+    texts, names = dict[str, str](), dict[str, str]()
+    if strategy.sequence_parallel == 1:  # a plain loop would have to share sequences itself
+        texts, names = {CODE_NAME: fsdp2.fully_shard_code(strategy)}, {"code": CODE_NAME}
     if fsdp2.is_said_by_accelerate(strategy):
         texts[ACCELERATE_NAME] = fsdp2.accelerate_yaml(strategy, nodes)
         texts[TRAINER_NAME] = json.dumps(fsdp2.trainer_config(strategy), indent=2) + "\n"

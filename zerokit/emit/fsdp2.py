@@ -32,6 +32,10 @@ REASONS: Mapping[str, str] = {
     f"parallelism_config.{PARALLELISM_PREFIX}dp_replicate_size": "groups of ranks that each hold all weights",
     f"parallelism_config.{PARALLELISM_PREFIX}dp_shard_size": "ranks of a group, over which weights are "
     "divided",
+    f"parallelism_config.{PARALLELISM_PREFIX}cp_size": "ranks that share each sequence: they get the same "
+    "batch, and divide the weights, too",
+    f"parallelism_config.{PARALLELISM_PREFIX}cp_comm_strategy": "keys and values of all these ranks are "
+    "gathered at once (alltoall: sent from one to the next)",
 }
 """Dotted key of Accelerate's YAML -> why it has its value."""
 
@@ -52,8 +56,10 @@ def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
     """
     if not is_said_by_accelerate(strategy):
         raise InputError("a dtype of reduction and groups of layers can only be given in the script's code")
-    if strategy.world_size != strategy.data_parallel:
-        raise InputError("FSDP2 is written with data parallel ranks alone; set ⟨tp⟩, ⟨pp⟩ and ⟨sp⟩ to 1")
+    if strategy.world_size != strategy.zero_ranks:
+        raise InputError(
+            "FSDP2 is written without tensor and pipeline parallel ranks; set ⟨tp⟩ and ⟨pp⟩ to 1"
+        )
     settings = fsdp2(strategy.settings)
     block = {f"fsdp_{name}": value for name, value in _options(strategy, "offload_params").items()}
     mixed = settings.precision if _is_mixed(strategy) else "no"
@@ -130,14 +136,21 @@ def trainer_config(strategy: Strategy) -> dict[str, Any]:
 
 
 def parallelism(strategy: Strategy) -> dict[str, Any]:
-    """``parallelism_config`` of Accelerate, keys with their prefix; empty: without replicas."""
-    return groups(fsdp2(strategy.settings).replicas, strategy.data_parallel)
+    """``parallelism_config`` of Accelerate, keys with their prefix; empty: ranks are one group of shards."""
+    settings = fsdp2(strategy.settings)
+    sizes: dict[str, Any] = groups(settings.replicas, strategy.data_parallel, strategy.sequence_parallel)
+    if strategy.sequence_parallel > 1:
+        sizes[f"{PARALLELISM_PREFIX}cp_comm_strategy"] = settings.rotation
+    return sizes
 
 
-def groups(replicas: int, ranks: int) -> dict[str, int]:
-    """Sizes in that block, of groups of ranks that each hold all weights; empty: of one group."""
+def groups(replicas: int, ranks: int, shared: int = 1) -> dict[str, int]:
+    """Sizes in that block, of groups of data-parallel ranks that each hold all weights, ``shared`` of which
+    share a sequence; empty: of one group that shares none."""
     sizes = {"dp_replicate_size": replicas, "dp_shard_size": ranks // replicas}
-    return {f"{PARALLELISM_PREFIX}{name}": size for name, size in sizes.items()} if replicas > 1 else {}
+    sizes |= {"cp_size": shared} if shared > 1 else {}
+    is_one = replicas == shared == 1
+    return {} if is_one else {f"{PARALLELISM_PREFIX}{name}": size for name, size in sizes.items()}
 
 
 def fully_shard_code(strategy: Strategy) -> str:
@@ -166,6 +179,13 @@ def script_must(strategy: Strategy, job: Job) -> list[str]:
         todo.append(
             "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "
             "model.config.use_cache = False (a Trainer sets it), or model.gradient_checkpointing_enable()"
+        )
+    if strategy.sequence_parallel > 1:
+        todo.append(
+            "in a plain Accelerate loop give batches position_ids and shift_labels, and run forward and "
+            "backward in accelerator.maybe_context_parallel(buffers=tensors, buffer_seq_dims=[1] * "
+            "len(tensors), no_restore_buffers={*tensors}); a Trainer does so (without packing, and with "
+            "sequences padded to one length)"
         )
     if job.method == "qlora":
         todo.append(

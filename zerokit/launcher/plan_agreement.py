@@ -15,7 +15,15 @@ from zerokit.commands import command_text
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.planned import Chosen
-from zerokit.domain.settings import BY_ARGUMENT, SETTINGS, PlannedValues, Stated, compare, value_at
+from zerokit.domain.settings import (
+    BY_ARGUMENT,
+    SETTINGS,
+    PlannedValues,
+    Stated,
+    compare,
+    sharing_option,
+    value_at,
+)
 from zerokit.domain.trainers import TRAINERS, trainer_named
 from zerokit.emit.files import DEEPSPEED_NAMES
 from zerokit.emit.fsdp2 import accelerate_config
@@ -336,7 +344,7 @@ def parts_of_the_script(options: ScriptOptions, chosen: Chosen, writes_here: boo
     if sequence > 1 and options.style not in ("accelerate", "trainer"):
         raise InputError(
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "
-            "script can; plan again with ⟨sp⟩ 1"
+            f"script can; plan again with ⟨{sharing_option(chosen.get('engine', 'deepspeed'))}⟩ 1"
         )
     stages = chosen.get("pipeline_parallel", 1)
     if stages > 1 and options.style in ("accelerate", "trainer"):

@@ -45,8 +45,11 @@ def _nccl_bytes(strategy: Strategy, trainer: Trainer | None = None) -> int:
     gathering = NCCL_FURTHER_BYTES if _gathers(strategy, trainer) else 0
     if strategy.world_size == 1:
         return gathering
-    groups = max(strategy.tensor_parallel, strategy.sequence_parallel, strategy.pipeline_parallel)
-    own = NCCL_BYTES + (strategy.settings.communicators - 1) * NCCL_FURTHER_BYTES
+    groups = max(strategy.tensor_parallel, strategy.pipeline_parallel)
+    if strategy.engine == "deepspeed":
+        groups = max(groups, strategy.sequence_parallel)
+    shared = strategy.sequence_parallel if strategy.data_parallel > 1 else 1  # else the default group does
+    own = NCCL_BYTES + (strategy.settings.communicators(shared) - 1) * NCCL_FURTHER_BYTES
     return gathering + own + (NCCL_PER_GROUP_MEMBER_BYTES * min(groups, 8) if groups > 1 else 0)
 
 

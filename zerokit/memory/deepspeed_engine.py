@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.deepspeed_settings import DEFAULT_ZERO, DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import Job
+from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent
 from zerokit.memory.engine import Engine
@@ -17,7 +19,7 @@ from zerokit.memory.replay import step
 from zerokit.memory.replay.model_states import flattening_bytes as flattening_of
 from zerokit.memory.replay.optimizers import least_state_bytes
 from zerokit.memory.replay.partition import partition
-from zerokit.memory.sequence_parallel import with_sequence_peers
+from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
 from zerokit.values import replace
 
 
@@ -103,6 +105,21 @@ class DeepSpeed(Engine[DeepSpeedSettings]):
         if job.offload_activations and strategy.world_size != strategy.data_parallel:
             return "offloaded activations of ranks that are not data-parallel alone"
         return ""
+
+    def sharing_sequences(
+        self,
+        profile: ModelProfile,
+        trace: ActivationTrace,
+        settings: DeepSpeedSettings,
+        degree: int,
+        checkpointed: bool,
+    ) -> tuple[ActivationTrace, str]:
+        """The trace with Ulysses' exchanges, where the model's heads are known."""
+        exchange = exchange_of(profile, degree, settings)
+        if exchange is None:
+            return trace, "Ulysses' exchanges left out: the model's heads are not known"
+        counted = "Ulysses' exchanges of q, k, v and context counted"
+        return with_exchanges(trace, exchange, checkpointed), counted
 
     def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> DeepSpeedSettings:
         """The settings with all that DeepSpeed's own bytes do not depend on made equal."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
@@ -37,6 +38,13 @@ class Engine(ABC, Generic[S]):
         """Bytes that each logit takes where forward ends, what the model returns included; 0: nothing copies
         it there."""
         return 0
+
+    def sharing_sequences(
+        self, profile: ModelProfile, trace: ActivationTrace, settings: S, degree: int, checkpointed: bool
+    ) -> tuple[ActivationTrace, str]:
+        """The trace of a sequence's share with what ``degree`` ranks exchange of it, and how, in words.
+        ``checkpointed``: a layer's forward pass keeps nothing."""
+        return trace, "and nothing that they exchange"
 
     def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> S:
         """The settings with all that the engine's own bytes do not depend on made equal."""

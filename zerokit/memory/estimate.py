@@ -27,7 +27,6 @@ from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import Degrees, rank_estimate
 from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
 from zerokit.memory.replay.step import RankBytes
-from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
@@ -235,9 +234,12 @@ def estimate_traced(
     if usable is None:
         raise KeyError(Variant.of(job, strategy).key)
     variant, trace, adapters = usable
-    sequence = strategy.sequence_parallel
-    if sequence > 1 and (exchange := exchange_of(profile, sequence, strategy.settings)) is not None:
-        trace = with_exchanges(trace, exchange, strategy.checkpointing != "none")
+    engine, shared, sharing = engine_of(strategy.settings), strategy.sequence_parallel, list[Note]()
+    if shared > 1:
+        trace, how = engine.sharing_sequences(
+            profile, trace, strategy.settings, shared, strategy.checkpointing != "none"
+        )
+        sharing.append(Note("shared-sequences", f"activations are of the sequence's share, {how}"))
     reference = ("copy" if job.method == "full" else "base") if job.defaults.reference else ""
     stay = recomputed_weights.stay(job, strategy)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference, stay)
@@ -246,7 +248,6 @@ def estimate_traced(
     # views of experts, saved without checkpointing, add up over all layers, as does what is not released
     # before backward ends
     adds_up = stay or reference == "base" or bool(profile.views and model.checkpointing == "none")
-    engine = engine_of(strategy.settings)
     kept = None if adds_up else engine.layers_kept(model, strategy.settings)
     if kept is not None:
         trace = trace.shortened(kept)
@@ -264,7 +265,11 @@ def estimate_traced(
         every_rank,
     )
     ranks, peak = _ranks(replayed, timeline)
-    notes = (*_with_adapters(replayed.assumptions, adapters), *_instead_notes(variant, job, strategy))
+    notes = (
+        *_with_adapters(replayed.assumptions, adapters),
+        *sharing,
+        *_instead_notes(variant, job, strategy),
+    )
     notes = (*notes, *recomputed_weights.notes(job, strategy))
     if peak < max(rank.peak_allocated_bytes for rank in ranks):
         notes = (*notes, FLATTENS_ON_GPU)
@@ -467,11 +472,6 @@ def _assumptions(profile: ModelProfile, settings: TrainingSettings, degrees: Deg
         "the training loop keeps only the loss of a forward pass"
     )
     notes = [Note("traced", traced, "given"), *engine_of(settings).assumptions(settings)]
-    if degrees.sequence_parallel > 1:
-        is_known = exchange_of(profile, degrees.sequence_parallel, settings) is not None
-        text = "sequence parallel: activations of the sequence's share, Ulysses' exchanges "
-        text += "of q, k, v and context counted" if is_known else "left out: the model's heads are not known"
-        notes.append(Note("ulysses-exchanges", text))
     return tuple(notes)
 
 

@@ -19,7 +19,7 @@ The backward pass of an exchange holds less than the attention kernel's own back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -119,6 +119,16 @@ def _rotated_in_part(hf_config: Mapping[str, Any]) -> bool:
 @lru_cache(maxsize=256)
 def with_exchanges(trace: ActivationTrace, exchange: Exchange, checkpointed: bool) -> ActivationTrace:
     """The trace with exchanges in every layer. ``checkpointed``: a layer's forward pass keeps nothing."""
+    return changed_layers(trace, lambda marks, saving: _Layer(exchange, marks, saving).marks(), checkpointed)
+
+
+def changed_layers(
+    trace: ActivationTrace,
+    change: Callable[[tuple[Mark, ...], bool], tuple[Mark, ...]],
+    checkpointed: bool,
+) -> ActivationTrace:
+    """The trace with each segment changed; ``change`` is told, too, whether its forward pass keeps anything,
+    which one that is ``checkpointed`` does not."""
     segments: list[tuple[Mark, ...]] = []
 
     def changed(runs: Iterable[Run], saving: bool) -> tuple[Run, ...]:
@@ -127,7 +137,7 @@ def with_exchanges(trace: ActivationTrace, exchange: Exchange, checkpointed: boo
         for run in runs:
             if run.segment not in numbers:
                 numbers[run.segment] = len(segments)
-                segments.append(_Layer(exchange, trace.segments[run.segment], saving).marks())
+                segments.append(change(trace.segments[run.segment], saving))
             renumbered.append(replace(run, segment=numbers[run.segment]))
         return tuple(renumbered)
 
@@ -146,7 +156,7 @@ class _Layer:
         self.exchange = exchange
         self.old = marks
         self.saving = saving
-        self.outputs = _output_projections(marks)
+        self.outputs = output_projections(marks)
         self.level = 0
         self.done: set[str] = set()  # attention modules whose backward has passed the output projection
 
@@ -155,10 +165,10 @@ class _Layer:
 
     def _mark(self, mark: Mark) -> Mark:
         before, exchange = self.level, self.exchange
-        peaks = [_more(p, before) for p in mark.peaks]
+        peaks = [more(p, before) for p in mark.peaks]
         if mark.kind == "fwd_pre" and mark.name in self.outputs.values():
-            peaks = [_more(p, before + exchange.core) for p in mark.peaks]
-            peaks.append(_more(mark.level, before + exchange.at_its_end(self.saving)))
+            peaks = [more(p, before + exchange.core) for p in mark.peaks]
+            peaks.append(more(mark.level, before + exchange.at_its_end(self.saving)))
             if self.saving:
                 self.level += exchange.projected + exchange.saved
         elif mark.kind == "fwd_post" and mark.name in self.outputs and self.saving:
@@ -169,10 +179,10 @@ class _Layer:
             kind=mark.kind,
             name=mark.name,
             peaks=tuple(peaks),
-            level=_more(mark.level, self.level),
-            after=_more(mark.after, self.level),
+            level=more(mark.level, self.level),
+            after=more(mark.after, self.level),
             sums=tuple(
-                replace(one, level=_more(one.level, before), rows=_more(one.rows, 0)) for one in mark.sums
+                replace(one, level=more(one.level, before), rows=more(one.rows, 0)) for one in mark.sums
             ),
         )
 
@@ -185,8 +195,8 @@ class _Layer:
                 self.level -= self.exchange.saved
 
 
-def _output_projections(marks: Iterable[Mark]) -> Mapping[str, str]:
-    """Attention module -> its child that runs last, dropout apart: what lies before it is the attention."""
+def output_projections(marks: Iterable[Mark]) -> Mapping[str, str]:
+    """Map attention modules to the child that runs last, dropout apart: before it is the attention."""
     projections: dict[str, str] = {}
     attentions: set[str] = set()
     for mark in marks:
@@ -204,7 +214,8 @@ def _output_projections(marks: Iterable[Mark]) -> Mapping[str, str]:
     return projections
 
 
-def _more(polynomial: Polynomial, bytes_per_token: float) -> Polynomial:
-    """What is of the tokens of one sequence becomes of all."""
+def more(polynomial: Polynomial, bytes_per_token: float) -> Polynomial:
+    """The polynomial with so many bytes more for each token, where positions are given for every sequence:
+    what is of the tokens of one sequence becomes of all."""
     one, b, s, bs, ss, bss = polynomial
     return one, b, 0, bs + s + bytes_per_token, ss, bss

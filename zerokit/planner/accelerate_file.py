@@ -25,7 +25,7 @@ from zerokit.planner.options import OPTIONS
 from zerokit.planner.request import refuse_strategy
 from zerokit.search.fsdp2_space import refuse_optimizer, trained_bytes
 from zerokit.search.plan import choose_precision
-from zerokit.search.space import Request
+from zerokit.search.space import Layout, Request, layout_violation
 from zerokit.values import frozen_dataclass, replace
 
 _READ = ("checkpointing", "offload_activations")
@@ -105,13 +105,20 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
     """The file's strategy with the batch that was given; and what was assumed. Raises InputError: ranks or
     batch sizes that cannot be."""
     says, job, pins = file.says, request.job, request.pins
-    ranks, replicas = request.cluster.gpus, says.settings.replicas
-    shards = says.shards or ranks // replicas
-    if shards * replicas != ranks:
+    ranks, replicas, shared = request.cluster.gpus, says.settings.replicas, says.shared
+    shards = says.shards or ranks // (replicas * shared)
+    if shards * replicas * shared != ranks:
+        together = f" × {shared} of a sequence" if shared > 1 else ""
         raise InputError(
-            f"{file.path}: {replicas} replicas of {shards} shards are for {shards * replicas} ranks, and "
-            f"⟨gpus⟩ is {ranks}; change parallelism_config_dp_shard_size, or leave ⟨gpus⟩ out"
+            f"{file.path}: {replicas} replicas of {shards} shards{together} are for "
+            f"{shards * replicas * shared} ranks, and ⟨gpus⟩ is {ranks}; change "
+            "parallelism_config_dp_shard_size, or leave ⟨gpus⟩ out"
         )
+    data = shards * replicas
+    layout = Layout(data=data, tensor=1, pipeline=1, sequence=shared)
+    refused = layout_violation(layout, replace(request, pins=replace(pins, engine="fsdp2")))
+    if refused is not None:
+        raise InputError(f"{file.path}: {refused.message}; {refused.fix}")
     if request.cluster.on_cpu:  # accelerate 1.15, state.py:982
         raise InputError(f"{file.path}: ⟨device⟩ cpu: Accelerate divides nothing on CPU ranks")
     if job.inference:
@@ -126,7 +133,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         settings = replace(settings, precision=precision, master_bytes=4 if precision == "fp32" else 2)
         why = "names no mixed precision: weights are as the script loads them; ⟨precision⟩ to change"
         notes += (left_open(f"precision {precision}", why),) if request.precision == "auto" else ()
-    micro, steps = batch_of(request, ranks)
+    micro, steps = batch_of(request, data)
     if pins.micro_batch is None and job.global_batch is None:
         why = "leaves the batch to the script; give ⟨micro_batch⟩"
         notes += (left_open(f"micro-batch {micro}", why),)
@@ -137,7 +144,9 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         torch_adam=job.torch_adam,
     )  # fmt: skip
     checkpointing = "full" if says.checkpointing else pins.checkpointing or "none"
-    strategy = Strategy(settings=settings, data_parallel=ranks, checkpointing=checkpointing)
+    strategy = Strategy(
+        settings=settings, data_parallel=data, sequence_parallel=shared, checkpointing=checkpointing
+    )
     refuse_strategy(job, strategy)
     return strategy, notes
 

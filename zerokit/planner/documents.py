@@ -236,7 +236,10 @@ class PlannedStrategy(Document):
     PUBLISHED = (*STRATEGY_FIELDS, "environment", "deepspeed_config", "estimate", "why")
 
     def _more(self) -> dict[str, Any]:
-        job = {**self.strategy.settings.published(self.strategy.zero_ranks), **self._config}
+        strategy = self.strategy
+        job = {
+            **strategy.settings.published(strategy.zero_ranks, strategy.sequence_parallel), **self._config
+        }  # fmt: skip
         del job["deepspeed_config"]
         if self.parameters is not None:  # what a launch is to know of the job beside the strategy
             job |= {"parameters": self.parameters, "seq_len": self.job.seq_len}

@@ -141,6 +141,8 @@ class PlanOptions(TypedDict, total=False):
     """Pipeline stages of a script that builds a PipelineModule."""
     sp: Annotated[Whole, Option("Strategy", "N|auto", _or_auto(parse_positive_int))]
     """Sequence parallel degree (Ulysses); auto: searched. Batches must carry position_ids."""
+    cp: Annotated[Whole, Option("Strategy", "N|auto", _or_auto(parse_positive_int))]
+    """Context parallel degree (ring attention) with ⟨engine⟩ fsdp2; auto: searched."""
     checkpointing: Annotated[Literal["auto", "none", "selective", "full"] | None, Option("Strategy")]
     """Activation checkpointing. [default: auto]"""
     reentrant: Annotated[bool | str | None, Option("Strategy", "on|off", _switch)]
@@ -189,6 +191,7 @@ ELSEWHERE: Mapping[str, Mapping[str, str | None]] = {
         "tp": "Tensor parallel degree; ranks of a group must get the same batch. [default: 1]",
         "pp": "Pipeline stages of a script that builds a PipelineModule. [default: 1]",
         "sp": "Sequence parallel degree (Ulysses); batches must carry position_ids. [default: 1]",
+        "cp": "Context parallel degree (ring attention) with ⟨engine⟩ fsdp2. [default: 1]",
         "checkpointing": "Activation checkpointing. [default: none]",
         "offload_optimizer": "Where the optimizer states live. [default: none]",
         "offload_param": "Where ZeRO-3's weights live. [default: none]",

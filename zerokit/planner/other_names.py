@@ -67,6 +67,7 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "use ⟨tp⟩ N": ("tensor_parallel", "tensor_parallel_size"),
     "use ⟨pp⟩ N": ("pipeline_parallel",),
     "use ⟨sp⟩ N": ("sequence_parallel",),
+    "use ⟨engine⟩ fsdp2 and ⟨cp⟩ N": ("context_parallel", "context_parallel_size", "cp_size"),
     "use ⟨attention⟩ flash_attention_2": ("flash_attention", "flash_attn"),
     "use ⟨attention⟩ sdpa|eager|flash_attention_2": ("attn_implementation",),
     "use ⟨optimizer⟩ TYPE": ("optim",),

@@ -16,7 +16,7 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape, is_pattern
-from zerokit.domain.settings import SETTINGS
+from zerokit.domain.settings import SETTINGS, sharing_option
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
@@ -477,13 +477,18 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     if "nvme" in fixed.values() and not options.get("nvme"):
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
     fixed |= dict.fromkeys(fixed, "none") if on_cpu else {}
+    engine = options["engine"] if asks_any else choice(options, "engine") or "deepspeed"
+    shared = sharing_option(engine)
+    for name, fix in (("sp", "with ⟨engine⟩ fsdp2 use ⟨cp⟩"), ("cp", "add ⟨engine⟩ fsdp2, or use ⟨sp⟩")):
+        if name != shared and options.get(name) not in (None, 1, "1"):
+            raise InputError(f"⟨{name}⟩ {options[name]}: not planned with ⟨engine⟩ {engine}; {fix}")
     for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation"):  # fmt: skip
-        fixed[name] = integer(options, SETTINGS[name].argument)
+        fixed[name] = integer(options, shared if name == "sequence_parallel" else SETTINGS[name].argument)
     for name in ("reduce_bucket", "prefetch_bucket", "persistence", "sub_group"):
         fixed[f"{name}_{'threshold' if name == 'persistence' else 'size'}"] = count(options, name)
     return Pins(
-        engine=options["engine"] if asks_any else choice(options, "engine") or "deepspeed",
+        engine=engine,
         load_dtype=choice(options, "load_dtype"),
         zero_stage=stage,
         checkpointing=choice(options, "checkpointing"),
@@ -492,6 +497,6 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         settings=_fixed_settings(options),
         # a server is started for the degrees it is given; a training script must do its part
         search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
-        search_sequence=options.get("sp") == "auto",
+        search_sequence=options.get(shared) == "auto",
         **fixed,
     )

@@ -15,6 +15,8 @@ from zerokit.rules.types import Rule, Setup
 
 _AUTOTP = "tensor_parallel.autotp_size"
 _ULYSSES = "sequence_parallel"
+_RING = "context_parallel"
+_RING_SOURCE = "accelerate/big_modeling.py"
 _ULYSSES_SOURCE = "deepspeed/runtime/sequence_parallel/ulysses_sp.py"
 
 
@@ -174,6 +176,79 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         "parallelism",
         fix="leave one of them at 1",
         broken=lambda s: s.sequence_parallel > 1 and s.tensor_parallel * s.pipeline_parallel > 1,
+    ),
+    _rule(
+        id="context-parallel-needs-causal-model",
+        silent=True,
+        source=f"{_RING_SOURCE}:803",
+        key=_RING,
+        message="context parallelism takes the causal mask of a language model alone, and only trains it",
+        fix="leave it at 1",
+        broken=lambda s: s.context_parallel > 1 and s.model is not None and s.model.head != "causal",
+    ),
+    _rule(
+        id="context-parallel-attention",
+        source="transformers/trainer.py:2415",
+        key=_RING,
+        message="context parallelism divides the SDPA kernel's work: {attention} attention is refused",
+        fix="use sdpa",
+        broken=lambda s: (
+            s.context_parallel > 1
+            and s.job is not None
+            and s.job.attention != "sdpa"
+            and {"attention": s.job.attention}
+        ),
+    ),
+    _rule(
+        id="context-parallel-other-masks",
+        silent=True,
+        source=f"{_RING_SOURCE}:819",
+        key=_RING,
+        message="context parallelism knows full causal attention alone: Accelerate refuses the model's other "
+        "layers (sliding window, chunks, recurrence)",
+        fix="leave it at 1, or take a model with full attention",
+        broken=lambda s: s.context_parallel > 1 and s.model is not None and not s.model.attends_fully,
+    ),
+    _rule(
+        id="context-parallel-named-attention",
+        silent=True,
+        source=f"{_RING_SOURCE}:835",
+        key=_RING,
+        message="context parallelism by Accelerate drops the mask of modules named self_attn, which this model "
+        "has not: the first step fails",
+        fix="leave it at 1",
+        broken=lambda s: (
+            s.context_parallel > 1
+            and s.model is not None
+            and not any(module.path.startswith("self_attn.") for module in s.model.linear_modules)
+        ),
+    ),
+    _rule(
+        id="context-parallel-with-latent-attention",
+        silent=True,
+        source="torch/distributed/tensor/experimental/_context_parallel/_attention.py:366",
+        key=_RING,
+        message="context parallelism of latent attention, whose keys and values differ in size, is not modelled",
+        fix="leave it at 1",
+        broken=lambda s: s.context_parallel > 1 and s.model is not None and s.model.latent_attention,
+    ),
+    _rule(
+        id="context-parallel-divides-sequence",
+        source="torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py:475",
+        key=_RING,
+        message="context parallel {degree}: {tokens} tokens of a sequence are no multiple of {chunks}, so that "
+        "ranks get unequal work, which is not modelled",
+        fix="change the degree or the sequence length",
+        broken=lambda s: (
+            s.context_parallel > 1
+            and s.job is not None
+            and s.job.seq_len % (2 * s.context_parallel) > 0
+            and {
+                "degree": s.context_parallel,
+                "tokens": f"{s.job.seq_len:,}",
+                "chunks": 2 * s.context_parallel,
+            }
+        ),
     ),
     _rule(
         id="pipeline-deeper-than-the-layers",

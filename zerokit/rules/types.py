@@ -48,6 +48,7 @@ class Setup:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     sequence_parallel: int = 1
+    context_parallel: int = 1
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
     model: ModelShape | None = None

@@ -67,8 +67,10 @@ def offload_words(strategy: Strategy) -> list[str]:
 
 def degree_words(strategy: Strategy, names: Sequence[str]) -> list[str]:
     """``tensor parallel 2`` and so on, of those that divide anything."""
+    sequence = "context" if strategy.engine == "fsdp2" else "sequence"
     degrees = ((name, getattr(strategy, f"{name}_parallel")) for name in names)
-    return [f"{name} parallel {degree}" for name, degree in degrees if degree > 1]
+    named = [(sequence if name == "sequence" else name, degree) for name, degree in degrees]
+    return [f"{name} parallel {degree}" for name, degree in named if degree > 1]
 
 
 def checkpointing_words(strategy: Strategy) -> str:

@@ -80,15 +80,20 @@ class Fsdp2Space(Engine):
     def illegal(self, space: Space, strategy: Strategy) -> str | None:
         """Why a strategy is pointless: one GPU has nothing to gather, so nothing is given back for long."""
         settings = fsdp2(strategy.settings)
-        if strategy.data_parallel == 1 and not settings.reshard_after_forward:
+        if strategy.zero_ranks == 1 and not settings.reshard_after_forward:
             return "one GPU gathers nothing"
+        if strategy.sequence_parallel > 1 and strategy.data_parallel == settings.replicas > 1:
+            # accelerate 1.15, parallelism_config.py:336
+            return "Accelerate refuses context parallel replicas without data-parallel shards"
         return None
 
     def least_state_bytes(self, space: Space, layout: Layout, placement: Sharding) -> float:
         """Bytes of a GPU, at least, that model states take."""
         if placement.offload or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
             return 0.0
-        return _STATE_BYTES * space.shape.block_parameters * placement.replicas / layout.data
+        return (
+            _STATE_BYTES * space.shape.block_parameters * placement.replicas / (layout.data * layout.sequence)
+        )
 
     def simpler(self, space: Space, fastest: Candidate) -> Iterator[Pins]:
         """Yield pins without offload, where it is not fixed."""
@@ -115,7 +120,8 @@ def refuse_optimizer(job: Job) -> None:
 
 def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
     refuse_optimizer(job)
-    refuse_deepspeeds(pins, job, layout, "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
+    others = replace(pins, search_sequence=False), job, replace(layout, sequence=1)
+    refuse_deepspeeds(*others, "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
     devices = {name: getattr(pins, name) for name in ("offload_optimizer", "offload_param")}
     for name, device in devices.items():
         if device == "nvme":

@@ -10,6 +10,7 @@ from typing import Any
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
+from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits, ZerokitError
 from zerokit.memory.closed_form import trainable_parameters
@@ -383,9 +384,10 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
 def check_pins(space: Space) -> None:
     """Refuse fixed values that cannot be, with the option to change. Raises InputError: names the option."""
     pins, cluster, batch = space.pins, space.cluster, space.global_batch
+    shared = f"⟨{sharing_option(pins.engine)}⟩"
     refuse_placement(space.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
-                         ("⟨sp⟩", pins.sequence_parallel)):  # fmt: skip
+                         (shared, pins.sequence_parallel)):  # fmt: skip
         if degree is not None and cluster.gpus % degree:
             raise InputError(f"{name} {degree} does not divide {counted(cluster.gpus, 'GPU')}; use one of "
                              f"{', '.join(map(str, divisors(cluster.gpus)[:12]))}")  # fmt: skip
@@ -393,7 +395,7 @@ def check_pins(space: Space) -> None:
     sequence = pins.sequence_parallel or 1
     if cluster.gpus % (tensor * pipeline * sequence):
         raise InputError(
-            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨sp⟩ {sequence} does not divide "
+            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × {shared} {sequence} does not divide "
             f"{counted(cluster.gpus, 'GPU')}"
         )
     data = cluster.gpus // (tensor * pipeline * sequence)
@@ -408,7 +410,7 @@ def check_pins(space: Space) -> None:
     if batch % layout.data and None not in (pins.tensor_parallel, pins.sequence_parallel):
         raise InputError(
             f"⟨global_batch⟩ {batch} is not a multiple of the {layout.data} data-parallel ranks that ⟨tp⟩, "
-            f"⟨pp⟩ and ⟨sp⟩ leave; {nearest_batches(batch, layout.data, pins)}"
+            f"⟨pp⟩ and {shared} leave; {nearest_batches(batch, layout.data, pins)}"
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
+from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
@@ -117,6 +118,20 @@ def _with_adapters(method: str) -> Remedy:
     )
 
 
+def _shared_sequences(option: str, needs: str) -> Remedy:
+    return Remedy(
+        title=f"⟨{option}⟩ {{s.sequence_parallel}}",
+        needs=f"needs {needs}",
+        where=lambda request: (
+            sharing_option(request.pins.engine) == option
+            and request.cluster.gpus > 1
+            and request.pins.sequence_parallel is None
+        ),
+        made=lambda request: _pinned(request, search_sequence=True),
+        told="script",
+    )
+
+
 def _in_bits(kind: str) -> Remedy:
     return Remedy(
         title=f"⟨quant⟩ {kind}",
@@ -220,13 +235,8 @@ REMEDIES = (
         made=lambda request: _pinned(request, search_tensor=True),
         told="script",
     ),
-    Remedy(
-        title="⟨sp⟩ {s.sequence_parallel}",
-        needs="needs an Accelerate or Trainer script whose batches carry position_ids",
-        where=lambda request: request.cluster.gpus > 1 and request.pins.sequence_parallel is None,
-        made=lambda request: _pinned(request, search_sequence=True),
-        told="script",
-    ),
+    _shared_sequences("sp", "an Accelerate or Trainer script whose batches carry position_ids"),
+    _shared_sequences("cp", "a Trainer script, or an Accelerate one that shares its batches"),
     Remedy(
         title="⟨pipeline_module⟩",
         needs="needs a script that builds a DeepSpeed PipelineModule",

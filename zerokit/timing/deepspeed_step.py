@@ -152,6 +152,25 @@ class DeepSpeedStep(EngineStep):
         full = trainable / deepspeed(strategy.settings).zero.reduce_bucket_size
         return max(1.0, min(full, self._spread.tensors(strategy)))
 
+    def shared_sequences(self, strategy: Strategy) -> tuple[float, str]:
+        """Exchange of Ulysses: queries, keys, values and outputs change from tokens to heads and back
+        (arXiv 2309.14509, section 3.2)."""
+        sp = strategy.sequence_parallel
+        if sp == 1:
+            return 0.0, "link"
+        way = self._spread.route(sp, strategy.tensor_parallel)
+        passes = 3 if strategy.checkpointing == "full" else 1 if self._job.inference else 2
+        tokens = strategy.settings.micro_batch * self._job.row_tokens / sp
+        seconds = 0.0
+        for stack in self._shape.stacks:
+            exchanged = 2 * stack.attention_width + max(
+                stack.kv_width, stack.kv_width * sp / self._shape.kv_heads / 2
+            )
+            size = strategy.settings.parameter_bytes * tokens * exchanged / strategy.tensor_parallel
+            layers = math.ceil(stack.layers / strategy.pipeline_parallel)
+            seconds += layers * passes * way.seconds(size, messages=4)
+        return seconds, way.kind
+
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer at stage 3: forward, backward, recomputation."""
         if not strategy.settings.divides_weights:

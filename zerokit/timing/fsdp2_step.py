@@ -22,8 +22,18 @@ _COPY_SHARE = 0.45
 67 million, in the kernels of the same rehearsals as the host's times (``zerokit.timing.constants``)."""
 _FUSED_ADAM_BYTES = 35.0
 """Of HBM traffic per element of a fused AdamW on shards in fp32: 28, at four fifths of the rate."""
+_GRADIENT_BYTES = 4
+"""Of keys and values, as ring attention sends them (``convert_to_f32``)."""
 _CLIPPING_BYTES = 12.0
 """Gradients read for the norm, read and written where they are scaled."""
+
+
+_ROUND_KERNELS = (14.0, 16.0)
+"""Of ring attention's rounds, forward and backward: exchange, SDPA, copies and sums of what they give (torch
+2.13, tensor/experimental/_context_parallel/_attention.py:366 and 489)."""
+_ROUND_BYTES = (16.0, 5.0, 10.0)
+"""Of HBM traffic in a round for each byte of the queries, forward and backward, and for each of keys and
+values, backward: sums in fp32 (the same functions)."""
 
 
 class Fsdp2Step(EngineStep):
@@ -54,7 +64,31 @@ class Fsdp2Step(EngineStep):
         """More host time of a layer: forward, backward, recomputation."""
         c, again = self._constants, self._gathers(fsdp2(strategy.settings)) - 1.0
         gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._spread.tensors_of_a_layer
-        return c.fsdp2_hook_seconds + gather, c.fsdp2_hook_seconds + again * gather, 0.0
+        rounds = strategy.sequence_parallel if strategy.sequence_parallel > 1 else 0
+        kernel = c.launch_seconds / c.launch_kernels if c.launch_kernels else 0.0
+        forward, backward = (rounds * kernels * kernel for kernels in _ROUND_KERNELS)
+        return (
+            c.fsdp2_hook_seconds + gather + forward,
+            c.fsdp2_hook_seconds + again * gather + backward,
+            forward,
+        )
+
+    def shared_sequences(self, strategy: Strategy) -> tuple[float, str]:
+        """Exchange of context parallelism: keys and values of a layer are gathered or go round in each pass,
+        their gradients go round in fp32. None of it is taken to hide behind attention."""
+        shared, settings = strategy.sequence_parallel, strategy.settings
+        way = self._spread.route(shared, 1)
+        forwards = 2 if strategy.checkpointing == "full" else 1
+        tokens, seconds = settings.micro_batch * self._job.row_tokens, 0.0
+        for stack in self._shape.stacks:
+            gathers = way.seconds(settings.parameter_bytes * tokens * stack.kv_width)
+            sends = way.seconds(_GRADIENT_BYTES * tokens * stack.kv_width, messages=shared)
+            merged = settings.parameter_bytes * tokens / self._hbm  # bytes of a round are of a rank's share
+            forward = gathers + merged * _ROUND_BYTES[0] * stack.attention_width
+            backward = gathers + sends
+            backward += merged * (_ROUND_BYTES[1] * stack.attention_width + _ROUND_BYTES[2] * stack.kv_width)
+            seconds += stack.layers * (forwards * forward + backward)
+        return (seconds if shared > 1 else 0.0), way.kind
 
     def hooks(self, strategy: Strategy) -> float:
         """Host time of the reductions, per micro-batch."""

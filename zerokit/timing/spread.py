@@ -197,6 +197,10 @@ class EngineStep(ABC):
     def data_parallel(self, strategy: Strategy) -> Flow:
         """What crosses between data-parallel ranks."""
 
+    def shared_sequences(self, strategy: Strategy) -> tuple[float, str]:
+        """Seconds of a micro-batch in which ranks that share a sequence exchange it, and the kind of link."""
+        return 0.0, "link"
+
     def layer_launch(self, strategy: Strategy) -> tuple[float, float, float]:
         """More host time of a layer: forward, backward, recomputation."""
         return 0.0, 0.0, 0.0

@@ -121,7 +121,7 @@ class Traffic(Spread):
     def activations(self, strategy: Strategy) -> dict[str, float]:
         """Kind of link -> seconds in which activations cross it, for one micro-batch."""
         result: dict[str, float] = {}
-        for seconds, kind in (self._tensor(strategy), self._sequence(strategy)):
+        for seconds, kind in (self._tensor(strategy), self.engine(strategy).shared_sequences(strategy)):
             if seconds:
                 result[kind] = result.get(kind, 0.0) + seconds
         return result
@@ -154,25 +154,6 @@ class Traffic(Spread):
         if not self.head_cut_by_vocabulary and not self.job.inference:
             # AutoTP gathers the logits (GatherFromTensorParallelRegion, deepspeed/module_inject/layers.py)
             seconds += way.seconds(settings.parameter_bytes * tokens * self.shape.vocab)
-        return seconds, way.kind
-
-    def _sequence(self, strategy: Strategy) -> tuple[float, str]:
-        """Ulysses: queries, keys, values and outputs change from tokens to heads and back
-        (arXiv 2309.14509, section 3.2)."""
-        sp = strategy.sequence_parallel
-        if sp == 1:
-            return 0.0, "link"
-        way = self.route(sp, strategy.tensor_parallel)
-        passes = 3 if strategy.checkpointing == "full" else 1 if self.job.inference else 2
-        tokens = strategy.settings.micro_batch * self.job.row_tokens / sp
-        seconds = 0.0
-        for stack in self.shape.stacks:
-            exchanged = 2 * stack.attention_width + max(
-                stack.kv_width, stack.kv_width * sp / self.shape.kv_heads / 2
-            )
-            size = strategy.settings.parameter_bytes * tokens * exchanged / strategy.tensor_parallel
-            layers = math.ceil(stack.layers / strategy.pipeline_parallel)
-            seconds += layers * passes * way.seconds(size, messages=4)
         return seconds, way.kind
 
     def _pipeline(self, strategy: Strategy, work: Work, parts: dict[str, float], per_micro: float) -> None:

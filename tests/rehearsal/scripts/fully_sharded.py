@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.parallelism_config import ParallelismConfig
-from accelerate.utils import GradientAccumulationPlugin
+from accelerate.utils import GradientAccumulationPlugin, TorchContextParallelConfig
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -30,6 +30,8 @@ parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--sync-each-batch", action="store_true", help="no whole gradients")
 parser.add_argument("--lora", type=int, default=0)
 parser.add_argument("--replicas", type=int, default=1)
+parser.add_argument("--cp", type=int, default=1, help="ranks that share a sequence, with --accelerate")
+parser.add_argument("--rotate", default="allgather", help="how they exchange keys and values")
 parser.add_argument("--dtype", default="float32", help="in which the model is loaded")
 parser.add_argument("--fp32", action="store_true", help="no mixed precision")
 parser.add_argument("--reduce", help="dtype in which gradients travel")
@@ -111,15 +113,18 @@ if args.accelerate:
         activation_checkpointing=args.checkpointing and not args.reentrant,
         state_dict_type="SHARDED_STATE_DICT",
     )
-    ranks = int(os.environ["WORLD_SIZE"])
-    hybrid = ParallelismConfig(dp_replicate_size=args.replicas, dp_shard_size=ranks // args.replicas)
+    shards = int(os.environ["WORLD_SIZE"]) // args.replicas // args.cp
+    mesh = ParallelismConfig(
+        dp_replicate_size=args.replicas, dp_shard_size=shards, cp_size=args.cp,
+        cp_handler=TorchContextParallelConfig(args.rotate) if args.cp > 1 else None,
+    )  # fmt: skip
     accelerator = Accelerator(
         mixed_precision="no" if args.fp32 else "fp16" if args.fp16 else "bf16",
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=args.accumulation, sync_each_batch=args.sync_each_batch
         ),
         fsdp_plugin=plugin,
-        parallelism_config=hybrid if args.replicas > 1 else None,
+        parallelism_config=mesh if args.replicas * args.cp > 1 else None,
     )
     model, optimizer = accelerator.prepare(model, optimizer_of(model))
 else:
@@ -152,12 +157,22 @@ for _ in range(4):
             model.set_requires_gradient_sync(is_last or args.sync_each_batch)
         with contextlib.nullcontext() if accelerator is None else accelerator.accumulate(model):
             ids = torch.randint(0, config.vocab_size, (args.batch, args.tokens)).cuda()
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-            if accelerator is None:
-                loss.backward()
-            else:
-                accelerator.backward(loss)
-            del loss
+            batch, shared = {"input_ids": ids, "labels": ids}, contextlib.nullcontext()
+            if accelerator is not None and args.cp > 1:  # as transformers' Trainer does (trainer.py:2393)
+                labels = torch.nn.functional.pad(ids, (0, 1), value=-100)[:, 1:].contiguous()
+                positions = torch.arange(args.tokens, device="cuda").expand(args.batch, -1)
+                batch |= {"labels": ids.clone(), "shift_labels": labels, "position_ids": positions}
+                buffers = [*batch.values()]
+                shared = accelerator.maybe_context_parallel(
+                    buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers={*buffers}
+                )
+            with shared:
+                loss = model(**batch, use_cache=False).loss
+                if accelerator is None:
+                    loss.backward()
+                else:
+                    accelerator.backward(loss)
+                del loss
             if accelerator is not None:
                 optimizer.step()
                 optimizer.zero_grad()

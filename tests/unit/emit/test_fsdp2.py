@@ -62,13 +62,18 @@ def test_the_yaml_reads_back_as_the_same_settings(strategy: Strategy, nodes: int
     # of the model's cache, and of who loads
     assert len(found.remarks) == found.checkpointing + found.settings.broadcasts
     for_trainer = from_trainer(json.loads(files.texts[files.names["trainer"]]), strategy.settings.precision)
-    assert replace(for_trainer.settings, replicas=found.settings.replicas) == found.settings
+    by_variables = {"replicas": found.settings.replicas, "rotation": found.settings.rotation}
+    assert replace(for_trainer.settings, **by_variables) == found.settings
+    assert found.shared == strategy.sequence_parallel
     assert {*files.texts} <= NAMES
     config = fsdp2.accelerate_config(strategy, nodes)
     blocks = {name: config[name] for name in ("fsdp_config", "parallelism_config") if name in config}
     decided = {f"{name}.{key}" for name, block in blocks.items() for key in block}
     assert {"mixed_precision", *decided} == {*files.reasons}
-    ast.parse(files.texts[files.names["code"]])
+    if strategy.sequence_parallel == 1:
+        ast.parse(files.texts[files.names["code"]])
+    else:  # nothing but Accelerate shares sequences
+        assert "code" not in files.names
 
 
 @given(fsdp2_strategies())
@@ -108,6 +113,10 @@ def test_replicas_are_sizes_in_the_yaml_and_variables_for_other_launchers() -> N
         "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4",
     }
     assert parallelism_environment(replace(strategy, settings=MIXED)) == {}
+    shared = parallelism_environment(replace(strategy, data_parallel=4, sequence_parallel=2))
+    told = {name.removeprefix("PARALLELISM_CONFIG_"): value for name, value in shared.items()}
+    sizes = (told["DP_REPLICATE_SIZE"], told["DP_SHARD_SIZE"], told["CP_SIZE"], told["CP_COMM_STRATEGY"])
+    assert sizes == ("2", "2", "2", "allgather")
 
 
 @pytest.mark.parametrize("own", [{"wrapping": "layers"}, {"reduce_dtype": "fp32"}])
@@ -116,7 +125,7 @@ def test_what_accelerates_yaml_cannot_say_is_code_alone(own: dict[str, str]) -> 
     assert [*plan_files(strategy, JOB, nodes=1, folder=Path()).texts] == ["fully_shard.py"]
     with pytest.raises(InputError, match="only be given in the script's code"):
         fsdp2.accelerate_config(strategy, 1)
-    with pytest.raises(InputError, match="data parallel ranks alone"):
+    with pytest.raises(InputError, match="without tensor and pipeline parallel ranks"):
         fsdp2.accelerate_config(Strategy(settings=MIXED, data_parallel=4, tensor_parallel=2), 1)
 
 

@@ -43,6 +43,12 @@ PROVOCATIONS: dict[str, Setup] = {
     "sequence-parallel-and-key-value-heads": setup("qwen2.5-14b", sequence_parallel=5),  # 40 and 8
     "sequence-parallel-with-latent-attention": setup("deepseek-v2-lite", sequence_parallel=2),
     "sequence-with-tensor-or-pipeline-parallel": setup(sequence_parallel=2, tensor_parallel=2),
+    "context-parallel-needs-causal-model": setup("bert-base", context_parallel=2),
+    "context-parallel-attention": setup(context_parallel=2, job=Job(attention="flash_attention_2")),
+    "context-parallel-other-masks": setup("gemma-2-9b", context_parallel=2),
+    "context-parallel-named-attention": setup("gpt2", context_parallel=2),
+    "context-parallel-with-latent-attention": setup("deepseek-v2-lite", context_parallel=2),
+    "context-parallel-divides-sequence": setup(context_parallel=2, job=Job(seq_len=4002)),
     "pipeline-deeper-than-the-layers": setup(pipeline_parallel=32),  # of 28
     "pipeline-when-serving": setup(pipeline_parallel=2, job=Job(inference=True)),
 }
@@ -62,8 +68,14 @@ def test_a_rule_sees_its_provocation_and_says_it_in_whole_words(rule_id: str) ->
 
 @pytest.mark.parametrize(
     "degrees",
-    [{}, {"tensor_parallel": 8}, {"pipeline_parallel": 28}, {"sequence_parallel": 8}],
-    ids=["one GPU", "tensor", "pipeline", "sequence"],
+    [
+        {},
+        {"tensor_parallel": 8},
+        {"pipeline_parallel": 28},
+        {"sequence_parallel": 8},
+        {"context_parallel": 16},
+    ],
+    ids=["one GPU", "tensor", "pipeline", "sequence", "context"],
 )
 def test_a_legal_layout_breaks_no_rule(degrees: dict[str, int]) -> None:
     assert not list(layout_violations(setup(gpus_per_node=8, **degrees)))

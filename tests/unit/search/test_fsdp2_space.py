@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import zerokit
@@ -65,6 +67,32 @@ def test_one_rank_loads_where_the_host_cannot_hold_the_model_for_each() -> None:
         assert any("the weights once per node" in line for line in plan.script_must) is loads_once
 
 
+def test_ranks_may_share_each_sequence(tmp_path: Path) -> None:
+    long = {**JOB, "gpus": 8, "nodes": 2, "seq_len": 131_072, "global_batch": 2}
+    plan = zerokit.plan(**long, engine="fsdp2", cp="auto", out=tmp_path)
+    chosen, strategy = plan.to_dict()["chosen"], plan.chosen.strategy
+    assert chosen["context_parallel"] == chosen["sequence_parallel"] == strategy.sequence_parallel > 1
+    assert chosen["sharding"] * chosen["replicas"] == 8 == strategy.data_parallel * strategy.sequence_parallel
+    told = zerokit.estimate(
+        accelerate=tmp_path / "accelerate.yaml", model="llama-3.1-8b", gpu="h200", seq_len=131_072,
+        global_batch=2, micro_batch=strategy.settings.micro_batch,
+    )  # fmt: skip
+    assert told.planned.strategy == strategy
+    assert told.peak_allocated_bytes == chosen["estimate"]["peak_allocated_bytes"]
+    (shared,) = [line for line in plan.script_must if "maybe_context_parallel" in line]
+    assert "position_ids" in shared
+
+
+def test_sharing_sequences_takes_time_for_keys_and_values() -> None:
+    """Keys and values of 131,072 tokens of a layer in bf16 are 0.5 GiB, gradients twice as much in fp32."""
+    job = {"model": "llama-3.1-8b", "gpus": 4, "gpu": "h200", "seq_len": 131_072, "engine": "fsdp2", "cp": 4}
+    shared = zerokit.estimate(**job, checkpointing="full").planned.candidate.time
+    alone = zerokit.estimate(**{**job, "cp": 1, "gpus": 4}, checkpointing="full").planned.candidate.time
+    crossed = 32 * (3 * 0.75 + 4 * 0.5 * 0.75) * 0.5 * 2**30 / 450e9  # bytes/s of NVLink 4
+    assert shared.parts["link"] - alone.parts["link"] > 0.9 * crossed
+    assert shared.step_seconds < alone.step_seconds
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -73,7 +101,9 @@ def test_one_rank_loads_where_the_host_cannot_hold_the_model_for_each() -> None:
         ({"set": ["grad_accum_dtype=fp32"]}, "⟨set⟩ sets values of DeepSpeed's"),
         ({"tp": 2}, "⟨tp⟩ 2: not planned with ⟨engine⟩ fsdp2"),
         ({"tp": "auto"}, "⟨tp⟩: not planned with ⟨engine⟩ fsdp2"),
-        ({"sp": "auto"}, "⟨sp⟩: not planned with ⟨engine⟩ fsdp2"),
+        ({"sp": "auto"}, "⟨sp⟩ auto: not planned with ⟨engine⟩ fsdp2; with ⟨engine⟩ fsdp2 use ⟨cp⟩"),
+        ({"cp": 2, "tp": 2}, "⟨tp⟩ 2: not planned with ⟨engine⟩ fsdp2"),
+        ({"cp": 2, "attention": "flash_attention_2"}, "use sdpa"),
         ({"pipeline_module": True}, "⟨pipeline_module⟩: not planned with ⟨engine⟩ fsdp2"),
         ({"offload_optimizer": "cpu", "offload_param": "none"}, "together"),
         ({"inference": True}, "serving is not planned"),

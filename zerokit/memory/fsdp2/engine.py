@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from zerokit.domain.activations import ActivationTrace
 from zerokit.domain.client_optimizers import client_optimizer
+from zerokit.domain.families import from_config
 from zerokit.domain.fsdp2_settings import Fsdp2Settings, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
+from zerokit.memory.fsdp2.context_parallel import ring_of, with_ring
 from zerokit.memory.fsdp2.groups import constant_bytes, groups_of, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
@@ -179,7 +182,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
             made.package in REPLAYED_PACKAGES and not settings.offload
         )  # fmt: skip
         unknown = {
-            "ranks that are not data-parallel alone": strategy.world_size != strategy.data_parallel,
+            "tensor or pipeline parallel ranks": strategy.world_size != strategy.zero_ranks,
             "replicas that do not divide the ranks": strategy.data_parallel % settings.replicas != 0,
             f"optimizer {settings.client_optimizer or settings.optimizer}": not known,
             "weights in 8 bits": job.packed_base_bytes is not None and job.method != "qlora",
@@ -191,6 +194,12 @@ class Fsdp2(Engine[Fsdp2Settings]):
             and settings.wrapping == "accelerate",
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
         }
+        if strategy.sequence_parallel > 1:
+            unknown |= {
+                "context parallel in fp32": settings.precision == "fp32",
+                "context parallel with other attention than sdpa": job.attention != "sdpa",
+                f"context parallel with loss {job.loss}": job.loss != "standard",
+            }
         return ", ".join(words for words, holds in unknown.items() if holds)
 
     def knows(self, profile: ModelProfile) -> bool:
@@ -217,6 +226,21 @@ class Fsdp2(Engine[Fsdp2Settings]):
             words += "GradientAccumulationPlugin(sync_each_batch=True) divides them"
             notes.append(Note("whole-gradients", words))
         return tuple(notes)
+
+    def sharing_sequences(
+        self,
+        profile: ModelProfile,
+        trace: ActivationTrace,
+        settings: Fsdp2Settings,
+        degree: int,
+        checkpointed: bool,
+    ) -> tuple[ActivationTrace, str]:
+        """The trace with the ring of context parallelism."""
+        shape = from_config(profile.hf_config, name=profile.name)
+        ring = ring_of(shape, degree, settings.parameter_bytes, settings.rotation)
+        return with_ring(
+            trace, ring, checkpointed
+        ), f"ring attention's keys and values ({settings.rotation}) counted"
 
     def least_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[int, int]:
         """(bytes at every instant of a step, gradients at its end)."""
