@@ -12,7 +12,14 @@ from benchmarks.quotes import UNTIED, sentences
 from zerokit.search.close_calls import WORST_ERROR
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_QUOTED = ("accuracy.md", "rehearsal-accuracy.md", "race.md", "faults.md", "security.md")
+NOT_QUOTED = (
+    "accuracy.md",
+    "other-calculators.md",
+    "rehearsal-accuracy.md",
+    "race.md",
+    "faults.md",
+    "security.md",
+)
 """Written whole by commands, which their own tests hold; security.md names the test of each attack."""
 UNIT = r"(?:%|points\b|[GMKT]i?B\b|[µm]?s\b|min\b|h\b|(?:second|minute)s\b)"
 FIGURE = re.compile(rf"(?<![\w.`/#-])[-−+]?\d[\d,]*(?:\.\d+)?\s?{UNIT}")
