@@ -95,23 +95,20 @@ class Jobs:
         batch = ["--per_device_train_batch_size", "1", "--gradient_checkpointing", "True"]
         return Cost([*words, *self._script(model, *batch, *under, *arguments)], self._folder)
 
-    def rehearsals(self, name: str) -> Iterator[dict[str, Any]]:
-        """One rehearsal as the first of its GPUs; where it had to trace the model, once more with that."""
+    def rehearsal(self, name: str) -> Iterator[dict[str, Any]]:
+        """One rehearsal as the first of its GPUs."""
         model, gpus, arguments, bar = REHEARSALS[name]
-        for title in (name, f"{name}, traced before"):
-            s = self.imports()
-            cost = self._rehearsed(model, gpus, *arguments)
-            report = json.loads(cost.printed)
-            yield {
-                **_row(title, s, cost.cpu_seconds, bar),
-                "wall_seconds": round(cost.wall_seconds, 1),
-                "memory_bytes": cost.memory_bytes,
-                "peak_allocated_bytes": report["ranks"][0]["peak_allocated_bytes"],
-                "depth": report["depth"],
-                "versions": report["versions"],
-            }
-            if not (self._folder / "cache" / "zerokit" / "profiles").is_dir():
-                return
+        s = self.imports()
+        cost = self._rehearsed(model, gpus, *arguments)
+        report = json.loads(cost.printed)
+        yield {
+            **_row(name, s, cost.cpu_seconds, bar),
+            "wall_seconds": round(cost.wall_seconds, 1),
+            "memory_bytes": cost.memory_bytes,
+            "peak_allocated_bytes": report["ranks"][0]["peak_allocated_bytes"],
+            "depth": report["depth"],
+            "versions": report["versions"],
+        }
 
     def plan(self) -> Iterator[dict[str, Any]]:
         """A plan on four GPUs; what each strategy adds to a rehearsal of one; the plan once more."""
@@ -148,7 +145,7 @@ def main() -> int:
     for name in options.names or names:
         with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
             jobs = Jobs(Path(folder))
-            for row in jobs.plan() if name == PLAN else jobs.rehearsals(name):
+            for row in jobs.plan() if name == PLAN else jobs.rehearsal(name):
                 above |= row["is_above"]
                 wall = f", {row['wall_seconds']} s by the clock" if "wall_seconds" in row else ""
                 print(

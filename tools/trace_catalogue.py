@@ -37,10 +37,12 @@ _NOT_TRACED = (ZerokitError, RuntimeError, TypeError, ValueError, AttributeError
 
 
 def variants(
-    head: str, parameters: int, experts: bool, whole_only: bool = False, chunked: bool = False
-) -> list[Variant]:
+    head: str, parameters: int, experts: bool, whole_only: bool = False, chunked: bool = False,
+    adapted: tuple[str, ...] = (),
+) -> list[Variant]:  # fmt: skip
     """What most plans ask for without torch, the commonest first; the rest is traced on demand, or estimated
-    in closed form. ``chunked``: traced for each length."""
+    in closed form. ``chunked``: traced for each length; ``adapted``: modules that PEFT adapts where none
+    are named, as TRL's scripts do: what these take under ZeRO-3, a rehearsal of few layers asks."""
     kinds = [Variant()]
     if parameters <= FP32_UP_TO and not chunked:
         kinds.append(Variant(precision="32"))
@@ -51,6 +53,9 @@ def variants(
             if parameters >= TENSOR_PARALLEL_FROM and not whole_only:
                 kinds += [Variant(tensor_parallel=t) for t in (2, 4, 8)]
     found = [replace(kind, checkpointing=mode) for kind in kinds for mode in ("none", "full")]
+    if adapted and head == "causal" and not chunked:
+        trl = Variant(lora_rank=16, lora_targets=adapted, zero3_linear=True, narrow_adapters=True)
+        found.append(replace(trl, checkpointing="full"))
     return [*found, *_serving(head, parameters, experts, whole_only)]
 
 
@@ -77,7 +82,8 @@ def trace(
     chunked = pads_to_chunks(model.hf_config)
     lengths: tuple[int | None, ...] = LENGTHS if chunked else (None,)
     experts = model.experts is not None
-    for variant in variants(model.head, model.parameters, experts, whole_only, chunked):
+    adapted = _adapted(str(model.hf_config.get("model_type")))
+    for variant in variants(model.head, model.parameters, experts, whole_only, chunked, adapted):
         for seq_len in lengths if variant.phase == "train" else lengths[:1]:
             if known is not None and _has(known, variant, seq_len):
                 continue
@@ -90,6 +96,14 @@ def trace(
             except _NOT_TRACED as error:
                 left_out = f"{variant.key} {seq_len or ''}: {str(error).splitlines()[0][:160]}"
             yield known, left_out
+
+
+def _adapted(model_type: str) -> tuple[str, ...]:
+    """Modules of a model type that PEFT adapts where none are named; empty: they must be."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+    names = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ())
+    return () if isinstance(names, str) else tuple(sorted(names))
 
 
 def _has(profile: ModelProfile, variant: Variant, seq_len: int | None) -> bool:
