@@ -132,6 +132,14 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
         (9_376_003_584, 13_159_517_696, 14_004_602_880, 9_693_550_080),
     Case("llama-3.2-1b", 2, "--accelerate --tokens 512 --checkpointing --client torch.optim.RMSprop"):
         (3_522_311_168, 6_356_111_872, 9_179_658_752, 9_953_629_184),
+    Case("llama-3.2-1b", 4, "--accelerate --tokens 1024 --replicas 2"):
+        (3_522_311_168, 11_240_087_040, 12_624_510_464, 9_953_708_032),
+    Case(
+        "llama-3.2-1b", 4,
+        "--accelerate --tokens 1024 --replicas 2 --lora 16 --dtype bfloat16 --checkpointing",
+    ): (1_783_831_552, 3_412_390_400, 3_547_804_160, 1_393_224_704),
+    Case("llama-3.2-1b", 4, "--accelerate --tokens 1024 --replicas 2 --offload --accumulation 2"):
+        (1_576_017_920, 6_296_754_688, 6_437_771_776, 67_118_080),
     Case("llama-3.2-1b", 2, "--accelerate --tokens 2048 --cp 2"):
         (3_522_311_168, 11_307_286_016, 11_651_465_216, 9_953_765_888),
     Case("llama-3.1-8b", 4, "--accelerate --tokens 4096 --cp 2"):
