@@ -19,6 +19,7 @@ from zerokit.emit.fsdp2 import accelerate_yaml
 from zerokit.errors import InputError
 from zerokit.launcher.fsdp2_plan import accelerate_file, variables
 from zerokit.launcher.given_plan import read_plan_file
+from zerokit.rehearsal.accelerate_file import read_accelerate
 
 needs("accelerate")
 needs("transformers")
@@ -54,12 +55,9 @@ def test_the_estimate_is_what_accelerate_takes(
     estimate = zerokit.estimate(
         accelerate=path, model=tmp_path / "model", gpu=GPU, seq_len=512, micro_batch=1
     )
-    for name, value in launched(path).items():
-        if name.startswith(("FSDP_", "ACCELERATE_USE", "ACCELERATE_MIXED")):
-            monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", ALLOCATOR)
     script = str(SCRIPTS / "fsdp2_by_yaml.py")
-    words = ("--gpus", "4", "--gpu", GPU, script, "model", *(["--cache"] if cached else []))
+    words = ("--accelerate", str(path), "--gpu", GPU, script, "model", *(["--cache"] if cached else []))
     code, rehearsed, err = rehearse(tmp_path, *words)
     assert code == 0, err
     predicted, seen = (
@@ -79,6 +77,31 @@ def test_a_plan_tells_ranks_what_accelerate_would(tmp_path: Path, replicas: int,
     told = variables(accelerate_file(plan, 8)[0])
     assert told.items() <= launched(tmp_path / "accelerate.yaml").items()
     assert {"ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD"} <= told.keys()
+
+
+FSDP = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
+FILES = (
+    FSDP + "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n",
+    # accelerate's examples/config_yaml_templates/fsdp.yaml and torch_native_parallelism/configs/cp.yaml
+    FSDP + "fsdp_config: {fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_sync_module_states: true, "
+    "fsdp_cpu_ram_efficient_loading: true, fsdp_backward_prefetch: BACKWARD_PRE}\n",
+    FSDP + "fsdp_config: {fsdp_version: 2, fsdp_cpu_ram_efficient_loading: false}\n"
+    "parallelism_config: {parallelism_config_cp_size: 8, parallelism_config_dp_shard_size: 1}\n",
+    "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 2\n"
+    "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, zero3_init_flag: true}\n",
+    "distributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 2\n",
+)
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_yaml_tells_ranks_what_accelerate_would(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(f"compute_environment: LOCAL_MACHINE\nnum_machines: 1\n{text}")
+    told, ranks = read_accelerate(str(path))
+    assert told.items() <= launched(path).items()
+    assert ranks == int(text.partition("num_processes: ")[2][0])
+    decided = {name for name in launched(path) if name.startswith(("FSDP_", "ACCELERATE_DEEPSPEED_"))}
+    assert decided <= told.keys()
 
 
 def test_a_script_is_planned_and_rehearsed_under_fsdp2(

@@ -15,12 +15,15 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "fsdp2_accelerated.py"
 def launched(path: Path) -> dict[str, str]:
     """The environment that the real ``accelerate launch --config_file`` would give the script."""
     from accelerate.commands import launch
-    from accelerate.utils.launch import prepare_multi_gpu_env
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
     parser = launch.launch_command_parser()
     args = parser.parse_args(["--config_file", str(path), "--main_process_port", "0", "train.py"])
-    args, _, _ = launch._validate_launch_command(args)
-    assert args.use_fsdp
+    args, defaults, _ = launch._validate_launch_command(args)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        told: dict[str, str] = prepare_deepspeed_cmd_env(args)[1]
+        return told
     environment: dict[str, str] = prepare_multi_gpu_env(args)
     return environment
 

@@ -99,13 +99,14 @@ def variables(accelerate: Mapping[str, Any]) -> dict[str, str]:
     told |= {"ACCELERATE_USE_PARALLELISM_CONFIG": True} if sizes else {}
     told |= {"ACCELERATE_MIXED_PRECISION": accelerate.get("mixed_precision") or "no"}
     return {
-        name.replace("_layer_cls_", "_cls_").upper(): _as_variable(value)
+        name.replace("_layer_cls_", "_cls_").upper(): as_variable(value)
         for name, value in told.items()
         if value is not None
     }
 
 
-def _as_variable(value: object) -> str:
+def as_variable(value: object) -> str:
+    """Write a value as the launcher does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -18,12 +18,14 @@ class RehearsalArguments:
     _: KW_ONLY
     plan: Annotated[PathLike | None, Option("Plan", "DIR")] = None
     """A folder (or plan.yaml) that `zerokit plan` wrote."""
+    accelerate: Annotated[PathLike | None, Option("Plan", "FILE")] = None
+    """In place of a plan: the YAML of `accelerate launch --config_file`, for scripts that it reaches."""
     no_arguments: Annotated[bool, Option("Plan")] = False
     """Add no option from the plan to the script's own."""
     accept_mismatch: Annotated[bool, Option("Plan")] = False
     """Run a script that contradicts the plan all the same."""
     gpus: Annotated[int | None, Option("Hardware", "N", between=RANKS)] = None
-    """Ranks in all. [default: the plan's, or 1]"""
+    """Ranks in all. [default: the plan's, those of ⟨accelerate⟩, or 1]"""
     gpu: Annotated[str | None, Option("Hardware", "NAME")] = None
     """A GPU of `zerokit gpus`. [default: the plan's, else this machine's, else h100-sxm-80gb]"""
     vram: Annotated[str | int | None, Option("Hardware", "SIZE")] = None

@@ -170,6 +170,8 @@ def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
     """What to rehearse; ``asked.say`` hears what was assumed. Raises InputError: an unknown GPU, a size or a
     plan that cannot be read, a folder that cannot be made."""
     plan = os.fspath(asked.plan) if asked.plan is not None else None
+    if plan is not None and asked.accelerate is not None:
+        raise InputError("⟨plan⟩ and ⟨accelerate⟩ both decide the strategy; leave one out")
     card, memory_named = _gpu(asked.gpu, asked.vram, plan, asked.say)
     folder = Path(asked.out) if asked.out is not None else None
     if folder is not None:
@@ -179,7 +181,10 @@ def request_of(target: Target, asked: RehearsalArguments) -> RehearsalRequest:
             raise InputError(f"⟨out⟩ {folder}: cannot be made: {error.strerror or error}") from None
     return RehearsalRequest(
         target=target, gpu=card, gpus=asked.gpus, rank=asked.rank, steps=asked.steps, launcher=asked.launcher,
-        plan=PlanUse(folder=plan, no_arguments=asked.no_arguments, accept_mismatch=asked.accept_mismatch),
+        plan=PlanUse(
+            folder=plan, accelerate=None if asked.accelerate is None else os.fspath(asked.accelerate),
+            no_arguments=asked.no_arguments, accept_mismatch=asked.accept_mismatch,
+        ),
         memory_named=memory_named,
         unconfined=asked.unconfined,
         no_cache=asked.no_cache,

@@ -22,6 +22,7 @@ from zerokit.launcher.options import LaunchOptions
 from zerokit.launcher.placement import Devices, Placement
 from zerokit.launcher.rehearsed_plan import NOT_ASKED, PlannedCommand
 from zerokit.notes import warning, with_level
+from zerokit.rehearsal.accelerate_file import read_accelerate
 from zerokit.script import arguments as script_arguments
 from zerokit.script import reader as script_reader
 from zerokit.script.argument_warnings import misplaced, why_no_training
@@ -112,20 +113,27 @@ class PlanUse:
 
     Attributes:
         folder: of the plan, or its plan.yaml; None: there is none.
-        deepspeed: a file of the user's own in place of a plan; without either the script runs as it is.
+        deepspeed: a file of the user's own in place of a plan; without any the script runs as it is.
+        accelerate: the YAML that ``accelerate launch`` would be given, likewise.
         style: how the script takes its configuration; ``auto``: as its source tells.
     """
 
     folder: str | None = None
     deepspeed: str | None = None
+    accelerate: str | None = None
     style: str = "auto"
     no_arguments: bool = False
     accept_mismatch: bool = False
 
 
 def ranks_of(plan: PlanUse, gpus: int | None) -> int:
-    """The ranks of a run: those asked for, the plan's, or one. Raises InputError: no such plan."""
-    return gpus or (read_plan(plan.folder)[0].world_size if plan.folder is not None else 1)
+    """The ranks of a run: those asked for, the plan's or the file's, or one. Raises InputError: no such
+    plan."""
+    if gpus:
+        return gpus
+    if plan.accelerate is not None:
+        return read_accelerate(plan.accelerate)[1] or 1
+    return read_plan(plan.folder)[0].world_size if plan.folder is not None else 1
 
 
 def without_launcher(base: Mapping[str, str]) -> dict[str, str]:
@@ -154,6 +162,8 @@ def prepare(
     chosen = _launcher(launcher, facts, target.arguments, ranks, has_plan=read is not None)
     if read is not None and read[1] is None:
         chosen = "accelerate"  # which alone tells ranks of FSDP2
+    elif plan.accelerate is not None and launcher == "auto":
+        chosen = "accelerate"
     notes = [f"started as by {chosen}" if chosen != "none" else "started without a launcher"]
     notes += misplaced(facts, target, "rehearse")
     script_options = script_arguments.ScriptOptions.read(facts, style, target.arguments)
@@ -165,6 +175,12 @@ def prepare(
     if read is None:
         plan_agreement.refuse_missing(script_options)
         notes += plan_agreement.of_arguments(script_options, ranks)
+        if plan.accelerate is not None:
+            environment |= read_accelerate(plan.accelerate)[0]
+            if style not in ("accelerate", "trainer"):
+                notes.append(
+                    warning("unreached", f"{plan.accelerate} does not reach this script: {facts.why}")
+                )
         notes += [warning("accelerate-variables", text) for text in warnings(environment)]
     else:
         arguments, planned = _planned(target, script_options, read, plan, ranks, chosen, folder, notes, base)

@@ -117,18 +117,25 @@ def _without_launcher(word: str, arguments: tuple[str, ...], command: str) -> st
     rest = " ".join(arguments[script:]) if script is not None else "SCRIPT [ARGS]"
     if command == "plan":
         return f"{word}: name the script alone; leave {word} and its options out: zerokit plan … -- {rest}"
+    options, lost, file = _LAUNCHERS[word], "", _file_of(arguments)
+    if file is not None:
+        options = f" --accelerate {file}" if command == "rehearse" else options
+        lost = "" if command == "rehearse" else _LOST
     return (
         f"{word}: zerokit {command} starts the ranks itself; leave {word} and its options out: "
-        f"zerokit {command}{_LAUNCHERS[word]} {rest}{_LOST if _names_a_file(arguments) else ''}"
+        f"zerokit {command}{options} {rest}{lost}"
     )
 
 
 _LOST = " (without what --config_file says: FSDP or DeepSpeed reaches it with ⟨plan⟩)"
 
 
-def _names_a_file(arguments: tuple[str, ...]) -> bool:
-    """Whether Accelerate's launcher would read a YAML."""
-    return any(text.replace("-", "_").startswith("__config_file") for text in arguments)
+def _file_of(arguments: tuple[str, ...]) -> str | None:
+    """The YAML that Accelerate's launcher would read; None: none is named."""
+    for text, following in zip(arguments, (*arguments[1:], "FILE"), strict=True):
+        if text.replace("-", "_").startswith("__config_file"):
+            return text.partition("=")[2] or following
+    return None
 
 
 # ---- tools that start workers

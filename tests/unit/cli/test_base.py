@@ -41,7 +41,7 @@ def test_quiet_leaves_warnings(command: str, capsys: pytest.CaptureFixture[str])
         }),
         ("rehearse", {
             "Hardware": "--gpus --gpu --vram --host-speed",
-            "Plan": "--plan --no-arguments --accept-mismatch",
+            "Plan": "--plan --accelerate --no-arguments --accept-mismatch",
             "Rehearsal": "--module --rank --ranks --steps --launcher --versions --whole --unconfined "
             "--no-cache",
             "Baseline": "--baseline --max-growth",

@@ -212,7 +212,9 @@ def test_the_folder_of_a_plan_is_no_script(tmp_path: Path) -> None:
 
 def test_a_launchers_file_is_not_left_out_silently() -> None:
     words = ("launch", "--config-file", "fsdp.yaml", "train.py")
-    with pytest.raises(InputError, match=r"without what --config_file says: FSDP or DeepSpeed reaches it"):
+    with pytest.raises(InputError, match=r"zerokit rehearse --accelerate fsdp\.yaml train\.py$"):
         resolve("accelerate", words, "rehearse")
+    with pytest.raises(InputError, match=r"without what --config_file says: FSDP or DeepSpeed reaches it"):
+        resolve("accelerate", ("launch", "--config_file=fsdp.yaml", "train.py"), "launch")
     with pytest.raises(InputError, match=r"--launcher accelerate train\.py$"):
         resolve("accelerate", ("launch", "train.py"), "rehearse")
