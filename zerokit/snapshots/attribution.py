@@ -31,6 +31,7 @@ deepspeed/runtime/engine.py:3505 and 3567, zero/stage3.py:1235 and 2873, zero/st
 _BACKWARDS: _Rows = (
     ("/torch/autograd/__init__.py", frozenset(("backward", "grad"))),
     ("/torch/autograd/graph.py", frozenset(("_engine_run_backward",))),
+    ("/deepspeed/runtime/engine.py", frozenset(("backward",))),  # with what follows autograd in it
 )
 _INITS: _Rows = (("/torch/distributed/fsdp/_fully_shard/", frozenset(("fully_shard",))),)
 _NO_GRADIENTS = "/torch/utils/_contextlib.py"

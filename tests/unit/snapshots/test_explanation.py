@@ -16,9 +16,9 @@ from zerokit.errors import InputError
 from zerokit.snapshots.explanation import DeviceMemory, Explanation, explain, explain_file
 from zerokit.snapshots.sections import answer, sections
 
-TEN = (
+WHOLE = (
     "plain", "plain-long", "checkpointing", "lora", "trainer", "zero-2", "zero-3", "compiled", "generation",
-    "expandable",
+    "expandable", "launched-zero-1",
 )  # fmt: skip
 LEAKS = [name for name in TRUTH if name.startswith("leak-")]
 _BATCH_BYTES = 1 << 15
@@ -30,7 +30,7 @@ def _device(name: str) -> DeviceMemory:
     return device
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_peak_is_given_to_modules_and_phases(name: str) -> None:
     device = _device(name)
     assert device.memory.peak_allocated_bytes == TRUTH[name]["peak_allocated"]
@@ -38,7 +38,7 @@ def test_the_peak_is_given_to_modules_and_phases(name: str) -> None:
     assert device.lined_bytes >= 0.95 * device.memory.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", WHOLE)
 def test_peaks_by_phase_are_those_between_the_calls(name: str) -> None:
     phases, truth = _device(name).memory.phases, TRUTH[name]["phases"]
     for phase in ("init", "forward", "backward", "step", "generate"):
@@ -98,7 +98,7 @@ def test_planted_leaks_are_found_with_their_line(name: str) -> None:
         assert len(found) == 1
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", WHOLE)
 def test_nothing_stays_where_nothing_was_planted(name: str) -> None:
     assert _device(name).stays == ()
 
