@@ -107,10 +107,9 @@ def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
 
 def fsdp2(job: tuple[str, int, int, int, bool, int | None], gpus: int, **settings: Any) -> Strategy:
     """The job's strategy under FSDP2."""
-    _, _, batch, accumulation, checkpointing, lora = job
-    whole = lora and settings.get("wrapping") == "layers"
+    _, _, batch, accumulation, checkpointing, _ = job
     client = {"optimizer": None} if "client_optimizer" in settings else {}
-    plain = {"wrapping": "accelerate", "precision": "bf16", "master_bytes": 2 if whole else 4, **client}
+    plain = {"wrapping": "accelerate", "precision": "bf16", "master_bytes": 4, **client}
     own = Fsdp2Settings(**{**plain, "micro_batch": batch, "gradient_accumulation": accumulation, **settings})
     return Strategy(settings=own, data_parallel=gpus, checkpointing="full" if checkpointing else "none")
 

@@ -53,6 +53,7 @@ class Case(RehearsedCase):
             offload="--offload" in self.options,
             reduce_dtype=self.value("--reduce", "") or None,
             master_bytes=2 if narrow else 4,
+            frozen_bytes=None if narrow or "--accelerate" in self.options else 4,  # loaded in fp32
             sync_each_batch="--sync-each-batch" in self.options,
             broadcasts="--broadcast" in self.options,
             wrapping="accelerate" if "--accelerate" in self.options else "layers",

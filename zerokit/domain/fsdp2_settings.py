@@ -20,7 +20,8 @@ class Fsdp2Settings(TrainingSettings):
         offload: ``CPUOffloadPolicy``: weights, gradients and states are on the CPU.
         reduce_dtype: dtype in which gradients are reduced, fp32 for example; None: that of the weights as
             forward uses them.
-        master_bytes: of an element of the sharded weights; 4 where Accelerate upcasts trainable ones.
+        master_bytes: of an element of the trained shards; 4 where Accelerate upcasts them.
+        frozen_bytes: of an element of the others; None: of the dtype that forward uses.
         wrapping: ``accelerate``: the groups that Accelerate makes (accelerate/utils/fsdp_utils.py,
             ``fsdp2_prepare_model``, 1.14 and later); ``layers``: decoder layers, and the rest in the root.
         sync_each_batch: gradients are reduced after every micro-batch, as Accelerate's
@@ -40,6 +41,7 @@ class Fsdp2Settings(TrainingSettings):
     offload: bool = False
     reduce_dtype: str | None = None
     master_bytes: int = 4
+    frozen_bytes: int | None = None
     wrapping: str = "accelerate"
     sync_each_batch: bool = False
     broadcasts: bool = False

@@ -369,7 +369,8 @@ class DividedModels:
 def record_divided(model: Any) -> dict[str, Any]:
     """Read what stays the same for a divided model, as
     :func:`record` has it of an engine; what cannot be read is
-    None. ``dtype``: of the forward pass; ``shard_dtype``: of trained shards; ``wrapping``: as
+    None. ``dtype``: of the forward pass; ``shard_dtype``: of trained shards;
+    ``frozen_dtype``: of the others; ``wrapping``: as
     :class:`zerokit.domain.fsdp2_settings.Fsdp2Settings` has it."""
     groups = fact(lambda: _groups(model)) or []
     layers = groups[1:] or groups  # the outermost keeps its weights, whatever it was told
@@ -398,6 +399,7 @@ def record_divided(model: Any) -> dict[str, Any]:
         "wrapping": fact(lambda: _wrapping(model)),
         "reduce_dtype": fact(lambda: _name(groups[0].mp_policy.reduce_dtype)),
         "shard_dtype": fact(lambda: _name(next(one.dtype for one in parameters if one.requires_grad))),
+        "frozen_dtype": fact(lambda: _name(next(one.dtype for one in parameters if not one.requires_grad))),
         "reshard_after_forward": fact(
             lambda: any(one.post_forward_mesh_info is not None for one in layers) if layers else None
         ),

@@ -147,7 +147,9 @@ def _divided(facts: Mapping[str, Any], ranks: int, rows: int, batches: int) -> F
         precision=facts["precision"], micro_batch=rows, gradient_accumulation=batches,
         reshard_after_forward=facts["reshard_after_forward"], replicas=ranks // facts["sharding"],
         offload=facts["offload_param"] == "cpu", reduce_dtype=facts["reduce_dtype"],
-        master_bytes=4 if facts["shard_dtype"] == "float32" else 2, wrapping=facts["wrapping"],
+        master_bytes=4 if facts["shard_dtype"] == "float32" else 2,
+        frozen_bytes={"float32": 4, "bfloat16": 2, "float16": 2}.get(str(facts.get("frozen_dtype"))),
+        wrapping=facts["wrapping"],
     )  # fmt: skip
 
 

@@ -65,10 +65,9 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
     """Every parameter on rank 0 of ``ranks``, which has no padding where others have (``torch.chunk``,
     fsdp/_fully_shard/_fsdp_param.py:278)."""
     used = settings.parameter_bytes
-    # Accelerate upcasts what is trained (accelerate/utils/fsdp_utils.py, 1.15); a plain loop loads all alike
-    packs = any(parameter.stored_bytes for parameter in model.parameters)
-    frozen = settings.master_bytes if settings.wrapping != "accelerate" and not packs else used
-    frozen = 4 if model.kbit_prepared else frozen
+    # as they were loaded: Accelerate upcasts what is trained (accelerate/utils/fsdp_utils.py, 1.15), PEFT its
+    # adapters (peft/tuners/tuners_utils.py, autocast_adapter_dtype, 0.18)
+    frozen = 4 if model.kbit_prepared else settings.frozen_bytes or used
     found = []
     for parameter in model.parameters:
         rows = parameter.shape[0] if parameter.shape else 1
