@@ -67,6 +67,7 @@ KINDS = ("kept", "changed", "script", "lost")
 _SHORT = {
     "zero.": "zero_optimization.", "plugin.": "deepspeed_config.", "fsdp.": "fsdp_config.fsdp_",
     "ranks.": "parallelism_config.parallelism_config_dp_",
+    "shared.": "parallelism_config.parallelism_config_cp_",
 }  # fmt: skip
 
 
@@ -208,6 +209,10 @@ _ROWS = (
     _row("", "fsdp.backward_prefetch fsdp.forward_prefetch", back="DeepSpeed fetches ahead by its own sizes"),
     _row(
         "", "fsdp.version fsdp.sync_module_states fsdp.use_orig_params fsdp.limit_all_gathers",
+    ),
+    _row(
+        "", "shared.size shared.comm_strategy shared.backend",
+        back="DeepSpeed shares sequences by Ulysses, which is planned with ⟨sp⟩ (parallelism_config_sp_size)",
     ),
     _row("", "", forth="no counterpart is known", back="no counterpart is known"),
 )  # fmt: skip

@@ -198,7 +198,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
             unknown |= {
                 "context parallel in fp32": settings.precision == "fp32",
                 "context parallel with other attention than sdpa": job.attention != "sdpa",
-                f"context parallel with loss {job.loss}": job.loss != "standard",
+                "context parallel with loss liger": job.loss == "liger",
             }
         return ", ".join(words for words, holds in unknown.items() if holds)
 
