@@ -49,11 +49,14 @@ class Depth:
     Attributes:
         layers: that are rehearsed, and ``of`` how many.
         time_factor: rehearsed over predicted seconds of one layer; None: steps are not timed.
+        init_bytes: what a layer takes in ``init`` beside what the replay says: adapters, as the engine makes
+            its own of them.
     """
 
     layers: int
     of: int
     time_factor: float | None
+    init_bytes: float = 0.0
 
     @classmethod
     def seen(
@@ -68,12 +71,13 @@ class Depth:
         low, high = (_replay(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
         if low is None or high is None or of != request.shape.layers:
             return None
+        beside = dict.fromkeys(fewer.phases, 0)
         for phase, size in fewer.phases.items():
             row = BY_NAME[phase]
             if row.is_estimated:
-                seen = more.phases.get(phase, 0) - size
                 told = _phase(high, row.replay) - _phase(low, row.replay)
-                if abs(seen - told) > _BLOCKS + _MOST_UNLIKE * told:
+                beside[phase] = more.phases.get(phase, 0) - size - told
+                if abs(beside[phase]) > _BLOCKS + _MOST_UNLIKE * told:
                     return None
         factor = None
         if fewer.step_seconds is not None and more.step_seconds is not None:
@@ -81,7 +85,9 @@ class Depth:
                 _seconds(request, fewer.strategy, count) for count in (layers, layers + FURTHER)
             )
             factor = (more.step_seconds - fewer.step_seconds) / (high_seconds - low_seconds)
-        return cls(layers=layers, of=of, time_factor=factor)
+        return cls(
+            layers=layers, of=of, time_factor=factor, init_bytes=beside.get("init", 0) / FURTHER
+        )  # fmt: skip
 
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:
         """What a strategy takes with all layers, in the phases that a replay has: whatever the others hold
@@ -102,6 +108,8 @@ class Depth:
         phases = _phases(few.phases, of_few, of_all, few_lossless, lossless)
         if phases is None:
             return None
+        if "init" in phases:
+            phases["init"] += round(self.init_bytes * (self.of - self.layers))
         more = max(phases.values()) - few.peak_allocated_bytes
         seconds, ratio = few.step_seconds, 1.0
         if seconds is not None:

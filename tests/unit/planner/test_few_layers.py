@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from zerokit.domain.deepspeed_settings import from_config
 from zerokit.domain.script_profile import RehearsedStrategy
 from zerokit.domain.strategy import Strategy
 from zerokit.planner.few_layers import Depth
-from zerokit.planner.one_strategy import one_strategy
+from zerokit.planner.one_strategy import StrategyFile, one_strategy
 from zerokit.planner.request import resolve
 from zerokit.search.space import Request
 
@@ -79,6 +81,31 @@ def test_what_lives_until_the_step_counts_once() -> None:
     whole = Depth(layers=3, of=32, time_factor=None).whole(request, rehearsed(strategy, LORA_OF_THREE, 1))
     assert whole is not None
     assert dict(whole.phases) == pytest.approx(LORA_OF_ALL, rel=1e-5)
+
+
+OF_DEFAULT_MODULES = {
+    3: {"init": 1428153344, "forward": 5754609152, "backward": 7968855040, "step": 1564317184},
+    6: {"init": 1592376320, "forward": 6021461504, "backward": 8235756544, "step": 1730506240},
+    32: {"init": 3017214976, "forward": 8335820288, "backward": 10550115328, "step": 3172384256},
+}
+"""Bytes by layers: as above on eight H200s under ZeRO-3, on the modules that PEFT adapts by itself."""
+
+
+def test_the_engine_makes_its_own_of_adapters() -> None:
+    options = {"model": "llama-3.1-8b", "gpus": 8, "gpu": "h200", "seq_len": 4096, "checkpointing": "full",
+               "method": "lora", "lora_rank": 16, "lora_targets": "q_proj,v_proj", "trainer": "trl",
+               "loss": "standard"}  # fmt: skip
+    request = resolve(options, single=True, file=True).request
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+              "zero_optimization": {"stage": 3}}  # fmt: skip
+    file = StrategyFile(path=Path("ds_config.json"), config=config, settings=from_config(config))
+    strategy = one_strategy(request, file)[0]
+    few, more = (rehearsed(strategy, OF_DEFAULT_MODULES[layers], 1) for layers in (3, 6))
+    depth = Depth.seen(request, few, more, 3, 32)
+    assert depth is not None
+    whole = depth.whole(request, few)
+    assert whole is not None
+    assert dict(whole.phases) == pytest.approx(OF_DEFAULT_MODULES[32], rel=6e-4)
 
 
 @pytest.mark.parametrize("unlike", [{"save": 20000}, {"backward": 60000}])
