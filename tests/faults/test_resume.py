@@ -150,6 +150,32 @@ def test_reading_a_checkpoints_facts_runs_nothing_of_it(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+class Program(torch.nn.Module):
+    """What runs, compiled, as torch loads it, and writes where torch.load is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = torch.zeros(1)
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[torch.Tensor, bool]:
+        return self.held, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[torch.Tensor, bool]) -> None:
+        self.training = state[1]
+        self.held = torch.from_file("ran", shared=True, size=1, dtype=torch.uint8).fill_(65)
+
+
+def test_a_program_in_a_checkpoints_place_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-200"
+    write_run_with_checkpoint(tmp_path / "run", checkpoint, ranks=2)
+    torch.jit.script(Program()).save(str(next(checkpoint.rglob("*_model_states.pt"))))
+    code, _, err = called("weights", str(checkpoint), "--out", "model", "--dry-run", folder=tmp_path)
+    assert code == 2 and "TorchScript" in err
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.slow
 def test_weights_that_fsdp2_sharded_are_those_that_it_saves_whole(tmp_path: Path) -> None:
     trained = Trained(tmp_path, None)

@@ -96,6 +96,11 @@ def _load(path: Path) -> Any:
     other object, which that refuses (DeepSpeed saves its configuration's and its loss scaler's), nothing."""
     import torch
     from torch._weights_only_unpickler import _get_allowed_globals
+    from torch.serialization import _is_torchscript_zip, _open_zipfile_reader
+
+    with _open_zipfile_reader(str(path)) as archive:  # torch.load runs a program's __setstate__
+        if _is_torchscript_zip(archive):
+            raise pickle.UnpicklingError(f"{path.name} is a TorchScript program, not a checkpoint")
 
     allowed = _get_allowed_globals()
 
