@@ -20,7 +20,7 @@ from zerokit.planner.hardware import choice, doubted_vram, integer
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import refuse_other_engines, resolve
 from zerokit.search.close_calls import is_roomy, is_sure, remark
-from zerokit.search.engine import DIVIDING
+from zerokit.search.engine import ENGINES
 from zerokit.search.explain import gpu_words, strategy_words
 from zerokit.suggest import alternatives
 from zerokit.units import GIB, counted, format_gib, format_seconds
@@ -478,7 +478,7 @@ def fewest(
     adapters = next((method for method in named if method != "full"), None)  # which lora_rank is read with
     one_method = {**options, "gpus": None, "method": adapters}
     kinds = _kinds(one_method)
-    refuse_other_engines(one_method, DIVIDING, "sizes are of one engine: deepspeed or fsdp2")
+    refuse_other_engines(one_method, ENGINES, f"sizes are of one engine: {', '.join(ENGINES)}")
     resolved = resolve({**one_method, "gpu": kinds[0].name, "vram": None}, say=say or silent)
     request = resolved.request
     if say is not None and (doubted := doubted_vram(options)) is not None:
