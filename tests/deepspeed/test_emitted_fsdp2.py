@@ -60,10 +60,13 @@ def test_accelerates_plugin_has_the_strategy(tmp_path: Path, strategy: Strategy)
             if name.startswith(("FSDP_", "PARALLELISM_CONFIG_")):
                 patch.setenv(name, value)
         assert settings_of(FullyShardedDataParallelPlugin(), environment) == expected(strategy)
-        if strategy.settings.replicas > 1:
+        shared = strategy.sequence_parallel
+        if strategy.settings.replicas > 1 or shared > 1:
             sizes = ParallelismConfig()
-            assert sizes.dp_replicate_size == strategy.settings.replicas
-            assert sizes.total_size == strategy.data_parallel
+            assert (sizes.dp_replicate_size, sizes.cp_size) == (strategy.settings.replicas, shared)
+            assert sizes.total_size == strategy.world_size
+        if shared > 1:
+            assert sizes.cp_handler.cp_comm_strategy == strategy.settings.rotation
 
 
 @given(fsdp2_strategies())

@@ -316,7 +316,8 @@ def _to_version_2(source: Source, model: str | None) -> Converted:
 def _to_deepspeed(source: Source, folder: Path) -> Converted:
     plan, value, nodes = source.plan, source.value, source.nodes
     if plan is not None:
-        strategy = plan.strategy()
+        planned = plan.strategy()
+        strategy = replace(planned, data_parallel=planned.zero_ranks, sequence_parallel=1)
     elif source.said.get("fsdp_config.fsdp_sharding_strategy") in ("NO_SHARD", 3, "3"):
         raise InputError("fsdp_sharding_strategy NO_SHARD divides nothing; write distributed_type: MULTI_GPU")
     else:

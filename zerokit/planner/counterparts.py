@@ -212,7 +212,8 @@ _ROWS = (
     ),
     _row(
         "", "shared.size shared.comm_strategy shared.backend",
-        back="DeepSpeed shares sequences by Ulysses, which is planned with ⟨sp⟩ (parallelism_config_sp_size)",
+        back="every rank gets a batch of its own; DeepSpeed's Ulysses, which shares sequences, is planned "
+        "with `--sp`",
     ),
     _row("", "", forth="no counterpart is known", back="no counterpart is known"),
 )  # fmt: skip

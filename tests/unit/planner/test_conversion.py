@@ -61,9 +61,9 @@ def test_there_and_back_keeps_what_both_can_say(tmp_path: Path, strategy: Strate
         assert getattr(kept, name) == getattr(said, name), name
     assert kept.broadcasts == (said.broadcasts and said.reshard_after_forward)  # of ZeRO-3 alone
     zero = from_config(json.loads(there.texts["ds_config.json"])).zero
-    groups = strategy.data_parallel // said.replicas if said.replicas > 1 and zero.stage == 3 else 1
+    groups = strategy.world_size // said.replicas if said.replicas > 1 and zero.stage == 3 else 1
     assert zero.zero_hpz_partition_size == groups
-    assert back.processes == strategy.data_parallel
+    assert back.processes == strategy.world_size
 
 
 @given(
