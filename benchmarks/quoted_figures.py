@@ -392,6 +392,20 @@ def without_engine() -> Figures:
     return {"less": size(1 - min(over)), "more": size(max(over) - 1)}
 
 
+def trainer_files() -> Figures:
+    """Peaks of trainers' files on an H200, over what was predicted before."""
+    said = {row["name"]: row for row in rows(DATA / "trainer-files-predicted.jsonl")}
+    was = {row["name"]: row["peak_allocated_bytes"] for row in rows(DATA / "trainer-files.jsonl")}
+    errors = [abs(said[name]["expected"]["peak_allocated_bytes"] / peak - 1) for name, peak in was.items()]
+    factory = sum(row.get("trainer") == "llamafactory" for row in said.values())
+    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    return {
+        "files": str(len(was)), "factory": str(factory), "trl": str(len(said) - factory),
+        "planned": words[sum(name.startswith("plan.") for name in was)],
+        "close": str(sum(error < 2e-3 for error in errors)), "worst": size(max(errors), 1),
+    }  # fmt: skip
+
+
 def engine_pairs() -> Figures:
     """FSDP2 beside DeepSpeed on two H200s."""
     compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))
