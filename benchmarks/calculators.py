@@ -81,7 +81,8 @@ def _is_full(row: Row) -> bool:
 
 
 def transformer_math(row: Row) -> float | None:
-    """EleutherAI's calc_transformer_mem.py: sums over ZeRO's stages, and activations per layer."""
+    """EleutherAI's calc_transformer_mem.py: sums over ZeRO's stages, and activations per layer; its
+    --bytes-per-grad-ele is 2, as DeepSpeed's gradients are, not the 4 that it takes unasked."""
     s, gpus = shape(row), row["world_size"]
     if s is None or not _in_16_bits(row) or not _is_full(row) or _offloads(row):
         return None
@@ -90,7 +91,7 @@ def transformer_math(row: Row) -> float | None:
         + 2 * (1 + s.kv_heads / s.heads) * s.layers * s.hidden**2
         + (3 if s.gated else 2) * s.layers * s.hidden * s.ffn
     )  # fmt: skip
-    weights, gradients, states = 2 * params / row["tensor_parallel"], 4 * params, 12 * params
+    weights, gradients, states = 2 * params / row["tensor_parallel"], 2 * params, 12 * params
     at = stage(row)
     shared = (weights / (gpus if at == 3 else 1) + gradients / (gpus if at >= 2 else 1)
               + states / (gpus if at >= 1 else 1))  # fmt: skip
@@ -111,7 +112,7 @@ def vram_calculator(row: Row) -> float | None:
 def gpu_poor(row: Row) -> float | None:
     """gpu_poor's: its own count of parameters, activations per layer; its 650 MB for CUDA are left out."""
     s = shape(row)
-    if s is None or row["world_size"] > 1:
+    if s is None or row["world_size"] > 1 or not _in_16_bits(row):
         return None
     params = 2 * s.vocab * s.hidden + s.layers * (4 * s.hidden**2 + 3 * s.ffn * s.hidden)
     tokens, scores, common = s.length, s.length**2 * s.heads, s.length * s.hidden
@@ -220,7 +221,7 @@ CALCULATORS = (
         name="Transformer Math 101", says=transformer_math,
         source="[EleutherAI/cookbook](https://github.com/EleutherAI/cookbook), "
         "`calc/calc_transformer_mem.py`, commit 069ae2e",
-        formula="`2 + 4 + 12` bytes a parameter, divided by stage; buckets; `s·b·h·L·34`, and `5·a·s/h` more "
+        formula="`2 + 2 + 12` bytes a parameter, divided by stage; buckets; `s·b·h·L·34`, and `5·a·s/h` more "
         "without checkpoints",
         leaves_out="adapters, offload, the loss, fused attention",
     ),
@@ -248,7 +249,8 @@ CALCULATORS = (
     Calculator(
         name="LLM-System-Requirements", says=system_requirements,
         source="[manuelescobar-dev/LLM-System-Requirements]"
-        "(https://github.com/manuelescobar-dev/LLM-System-Requirements), `memory_utils.py`, commit 8a44fc4",
+        "(https://github.com/manuelescobar-dev/LLM-System-Requirements), `llm_tools/utils/memory_utils.py`, "
+        "commit 8a44fc4",
         formula="weights, a KV cache, one layer's `s·b·h·(34 + 5·a·s/h)` in fp32, `8 + 4` bytes a trained "
         "parameter",
         leaves_out="other layers' activations, the loss, checkpoints, 4-bit weights, more than one GPU",
