@@ -223,11 +223,9 @@ def entry_points() -> Figures:
 def rehearsal_cost() -> Figures:
     """CPU seconds of rehearsals and of a plan beside those of an import, and the most memory of one."""
     found = {row["name"]: row for row in rows(DATA / "rehearsal-cost.jsonl")}
-    adapters = "8b-lora-ranks"
     return {
         **{name.replace("-", "_"): f"{found[name]['in_imports']:.1f}"
-           for name in ("8b", "8b-ranks", "70b-ranks", adapters, "plan")},
-        "traced": f"{found[f'{adapters}, traced before']['in_imports']:.1f}",
+           for name in ("8b", "8b-ranks", "70b-ranks", "8b-lora-ranks", "plan")},
         "again": f"{found['the same plan again']['cpu_seconds']:.1f}",
         "memory": f"{max(row.get('memory_bytes', 0) for row in found.values()) / 2**30:.1f}",
     }  # fmt: skip
