@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerokit.errors import FileInputError, InputError
+from zerokit.linter.discover import Ignored
 from zerokit.linter.finding import Finding
 from zerokit.strictload import read_text
 
@@ -26,11 +27,21 @@ class Settings:
         exclude: patterns, as in .gitignore, of files that a folder is searched without.
         options: what the command line takes when it does not say otherwise: ``for``, ``world-size``,
             ``strict``, ``deepspeed-version``.
+        folder: that of the pyproject.toml; None: there is none.
     """
 
     ignore: frozenset[str] = frozenset()
     exclude: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    folder: pathlib.Path | None = None
+
+    def leaves_out(self, path: pathlib.Path) -> bool:
+        """Whether ``exclude`` names a file or a folder that it lies in."""
+        if self.folder is None or not self.exclude:
+            return False
+        parts, excluded = path.relative_to(self.folder).parts, Ignored(self.exclude)
+        ends = range(1, len(parts) + 1)
+        return any(excluded.says(parts[:end], is_folder=end < len(parts)) for end in ends)
 
 
 _OPTIONS: Mapping[str, type] = {"for": str, "world-size": int, "strict": bool, "deepspeed-version": str}
@@ -72,6 +83,7 @@ def _settings(file: pathlib.Path) -> Settings:
         ignore=frozenset(section.get("ignore", ())),
         exclude=tuple(section.get("exclude", ())),
         options={key: section[key] for key in _OPTIONS if key in section},
+        folder=file.parent,
     )
 
 

@@ -10,13 +10,14 @@ from zerokit import __version__
 from zerokit.errors import InputError
 from zerokit.fields import silent
 from zerokit.linter.files import CheckedFile, check_files
-from zerokit.linter.finding import Finding
+from zerokit.linter.finding import Finding, Row
 from zerokit.linter.fix import fixed_text
 from zerokit.linter.output import token_width, worst
 from zerokit.linter.suppress import settings_beside
 from zerokit.options import divided
 from zerokit.planner.checking import add_plans_and_recipes, context_of, for_versions
 from zerokit.planner.options import CheckOptions
+from zerokit.strictload import Location
 
 try:
     from lsprotocol import types
@@ -85,16 +86,22 @@ def _checked(server: LanguageServer, document: TextDocument) -> CheckedFile | No
         if (own := uris.to_fs_path(uri)) is not None
     }
     path = os.path.realpath(path)
-    settings = settings_beside(Path(path).parent)
-    renamed = {"for": "reader"}
-    given = {renamed.get(name, name.replace("-", "_")): value for name, value in settings.options.items()}
-    options, _ = divided(CheckOptions, given)
-    with for_versions(options["deepspeed_version"], options["accelerate_version"]):
-        checked = check_files(
-            [path], context_of({}, options, silent), ignore=settings.ignore,
-            discovered={path: str(Path(path).parent)}, texts=texts,
-        )  # fmt: skip
-        add_plans_and_recipes(checked)
+    try:
+        settings = settings_beside(Path(path).parent)
+        if settings.leaves_out(Path(path)):
+            return None
+        renamed = {"for": "reader"}
+        given = {renamed.get(name, name.replace("-", "_")): value for name, value in settings.options.items()}
+        options, _ = divided(CheckOptions, given)
+        with for_versions(options["deepspeed_version"], options["accelerate_version"]):
+            checked = check_files(
+                [path], context_of({}, options, silent), ignore=settings.ignore,
+                discovered={path: str(Path(path).parent)}, texts=texts,
+            )  # fmt: skip
+            add_plans_and_recipes(checked)
+    except InputError as error:  # pyproject.toml's
+        finding = Row("unreadable", "", "{message}", "").found(path, Location(1, 1), message=error.marked)
+        return CheckedFile(path=path, kind="unknown", document=None, findings=[finding])
     return next((file for file in checked if file.path == path), None)
 
 

@@ -153,6 +153,24 @@ def test_files_that_belong_together_are_and_what_is_none_of_ours_is_left_alone(t
     with_editor(tmp_path, script)
 
 
+def test_what_pyproject_says_holds_and_what_is_wrong_with_it_is_marked(tmp_path: Path) -> None:
+    project = tmp_path / "pyproject.toml"
+
+    async def script(editor: Editor) -> None:
+        project.write_text('[tool.zerokit.check]\nignore = ["unknown-key"]\nexclude = ["old*"]\n')
+        assert "unknown-key" not in {each.code for each in await editor.open("ds_config.json", MISSPELT)}
+        assert await editor.open("old.json", '{"train_batch_size": 8, ') == []
+        project.write_text("[tool.zerokit.check]\nworld-size = true\n")
+        (wrong,) = await editor.type("ds_config.json", MISSPELT)
+        assert "world-size" in wrong.message and wrong.severity == types.DiagnosticSeverity.Error
+        assert await editor.actions("ds_config.json", wrong.range) == []
+        project.write_text("[tool.zerokit.check\n")
+        (wrong,) = await editor.type("ds_config.json", MISSPELT)
+        assert "pyproject.toml" in wrong.message
+
+    with_editor(tmp_path, script)
+
+
 def test_without_pygls_the_line_that_installs_it_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
