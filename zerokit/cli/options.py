@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SEARCHED = ("tp", "sp", "checkpointing", "offload_optimizer", "offload_param")
+_SEARCHED = ("tp", "sp", "cp", "checkpointing", "offload_optimizer", "offload_param")
 """Options whose value a plan may look for: elsewhere their help names no ``auto``."""
 
 

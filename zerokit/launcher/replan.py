@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from zerokit import planner
 from zerokit.domain.planned import Chosen, degrees, global_batch
-from zerokit.domain.settings import BY_OPTION, SETTINGS
+from zerokit.domain.settings import BY_OPTION, SETTINGS, sharing_option
 from zerokit.emit import plan_file
 from zerokit.errors import InputError, NothingFits, ZerokitError
 from zerokit.fields import as_options
@@ -36,7 +36,7 @@ from zerokit.temporary import temporary_folder
 from zerokit.units import format_gib, parse_bytes
 
 _BATCH = [SETTINGS[name] for name in ("micro_batch", "gradient_accumulation")]
-_DEGREES = [SETTINGS[name] for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel")]
+_DEGREES = [SETTINGS[name] for name in ("tensor_parallel", "pipeline_parallel")]
 _FIXED = [*_BATCH, *(SETTINGS[name] for name in ("zero_stage", "offload_optimizer", "offload_param"))]
 _CHANGED = ("zero_stage", "reshard_after_forward", "replicas", "offload_optimizer", "offload_param",
             "data_parallel", "micro_batch", "gradient_accumulation")  # fmt: skip
@@ -308,6 +308,7 @@ def smaller_request(
         "checkpointing": chosen.get("activation_checkpointing", "none"),
         "precision": chosen["precision"],
         **{one.option: str(divided[one.name]) for one in _DEGREES},
+        sharing_option(chosen.get("engine", "deepspeed")): str(divided["sequence_parallel"]),
     }
     for one in _BATCH:
         request.pop(one.option, None)

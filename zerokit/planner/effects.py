@@ -18,7 +18,7 @@ _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
     "optimizer", "loss", "offload_activations", "gradient_accumulation", "checkpointing", "reentrant",
     "reduce_bucket",
-    "overlap_comm", "set", "sub_group", "offload_optimizer", "pp", "sp", "pipeline_module", "all_gpus",
+    "overlap_comm", "set", "sub_group", "offload_optimizer", "pp", "sp", "cp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 _ZERO = "zero_optimization"
 IN_FILE: Mapping[str, tuple[str, ...]] = {

@@ -25,7 +25,7 @@ from zerokit.values import frozen_dataclass, replace
 
 _MOST_GPUS = 1 << 20
 _MOST = {
-    **dict.fromkeys(("gpus", "nodes", "tp", "pp", "sp"), _MOST_GPUS),
+    **dict.fromkeys(("gpus", "nodes", "tp", "pp", "sp", "cp"), _MOST_GPUS),
     **dict.fromkeys(("seq_len", "new_tokens"), 10**8), "lora_rank": 65536, "images": 10_000,
 }  # fmt: skip
 """What a whole number may be at most, where that is not :data:`_MOST_ELSE`."""

@@ -17,6 +17,7 @@ from zerokit.values import frozen_dataclass
 
 _NOT_WITH = (
     ("tp", "tensor parallelism"), ("pp", "pipelines"), ("sp", "sequence parallelism"),
+    ("cp", "context parallelism"),
     ("inference", "inference"), ("params", "a bare size"),
 )  # fmt: skip
 

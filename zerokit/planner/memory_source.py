@@ -19,6 +19,7 @@ from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.phases import BY_NAME
 from zerokit.domain.profile import ModelProfile, Variant, variants_of
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
+from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
 from zerokit.fields import Say as Say
@@ -64,7 +65,7 @@ def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
     chosen = {
         "tp": strategy.tensor_parallel,
         "pp": strategy.pipeline_parallel,
-        "sp": strategy.sequence_parallel,
+        sharing_option(strategy.engine): strategy.sequence_parallel,
     }
     options = {**request, **{name: str(degree) for name, degree in chosen.items() if degree > 1}}
     if stage := strategy.settings.zero_stage:

@@ -101,7 +101,7 @@ def _refuse_unmodelled(
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with {with_what}; {_REHEARSE}")
     if not job.offload_activations:
         return
-    names = ("tp", "pp", "sp", "pipeline_module", "images")
+    names = ("tp", "pp", "sp", "cp", "pipeline_module", "images")
     beside = [f"⟨{name}⟩" for name in names if options.get(name) not in (None, False, 1, "1")]
     beside += ["CPU ranks"] if machine.cluster.on_cpu else []
     if options.get("model") is None:

@@ -106,19 +106,22 @@ def test_a_script_that_takes_its_batch_from_the_plan_needs_nothing(
     assert replan.next_plan(launch, report_of(128, OOM), planner.plan_into).to_give is None
 
 
-def test_a_plan_for_fsdp2_is_made_again_for_it(tmp_path: Path) -> None:
-    options = {**OPTIONS, "engine": "fsdp2", "micro_batch": "8", "gradient_accumulation": "1"}
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_plan_for_fsdp2_is_made_again_for_it(tmp_path: Path, shared: int) -> None:
+    options = {
+        **OPTIONS, "engine": "fsdp2", "cp": str(shared), "micro_batch": "8", "gradient_accumulation": "1"
+    }  # fmt: skip
     planner.plan_into(options, tmp_path / "plan")
     first = plan_file.read(tmp_path / "plan")
     plan = {"request": first.request, "chosen": first.chosen, "cluster": {"gpu": "h200", "nodes": 1}}
-    engine = {"engine": "fsdp2", "batch_rows": 8, "batch_columns": 4096}
+    engine = {"engine": "fsdp2", "batch_rows": 8, "batch_columns": 4096 // shared}
     report = report_of(8, OOM)
     report = report.model_copy(
         update={"ranks": [rank.model_copy(update={"engine": engine}) for rank in report.ranks]}
     )
     launch = launch_of(tmp_path, plan, style="accelerate", typed=())
     found = replan.next_plan(launch, report, planner.plan_into)
-    assert found.plan.engine == "fsdp2"
+    assert (found.plan.engine, found.plan.chosen["sequence_parallel"]) == ("fsdp2", shared)
     assert found.plan.chosen["estimate"]["min_vram_bytes"] <= found.limit_bytes < CARD
     assert "bucket" not in replan.changes(first.chosen, found.plan.chosen)
 
