@@ -231,6 +231,14 @@ def rehearsal_cost() -> Figures:
     }  # fmt: skip
 
 
+def few_layers() -> Figures:
+    """By how much a peak with few layers is off that with all, and its step longer, at most."""
+    found = rows(PREDICTED / "few-layers.jsonl")
+    most = max(abs(off) for row in found for phase, off in row["off"].items() if phase != "reserved")
+    longer = max(row["step_off"] for row in found)
+    return {"most": f"{100 * most:.2f}", "longer": f"{100 * longer:.1f}"}
+
+
 def rehearsal_gate() -> Figures:
     """Commits that were held to the one before, those of which something grew, and the most CPU seconds."""
     _, *found = rows(DATA / "rehearsal-gate.jsonl")

@@ -258,6 +258,11 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/rehearsal.md",
+        "differ by {most} % of a peak at most, and few layers make a step up to {longer} % longer",
+        figures.few_layers,
+    ),
+    (
+        "docs/rehearsal.md",
         "Of {commits} successive commits of TRL that touch its SFT trainer or scripts, it found {grown}",
         figures.rehearsal_gate,
     ),

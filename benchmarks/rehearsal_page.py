@@ -305,7 +305,7 @@ def write_text() -> str:
     times = {name: steps(one) for name, one in TIMES.items()}
     parts = [_HEAD, *_memory(memory), "", _TIMES_HEAD, *_times(times), "", "## Every script", ""]
     parts += _every_case(memory)
-    parts += ["", "## Every step", "", *_every_step(times), ""]
+    parts += ["", "## Every step", "", *_every_step(times), "", _FEW_HEAD, *_few_layers(), ""]
     return "\n".join(parts)
 
 
@@ -363,6 +363,29 @@ def _every_step(times: dict[str, list[Step]]) -> list[str]:
     return _table(head, lines)
 
 
+def _few_layers() -> list[str]:
+    head = (
+        "script",
+        "layers",
+        "phase that is furthest off",
+        "by",
+        "reserved",
+        "step",
+        "CPU, s",
+        "all layers, s",
+    )
+    lines = []
+    for row in _rows(PREDICTED / "few-layers.jsonl"):
+        off, step = dict(row["off"]), row["step_off"]
+        reserved = percent(off.pop("reserved"))
+        furthest = max(off, key=lambda name: abs(off[name]))
+        lines.append(
+            [f"`{row['name']}`", " and ".join(map(str, row["depth"]["layers"])), furthest,
+             percent(off[furthest]), reserved, "" if step is None else percent(step), *row["cpu_seconds"]]
+        )  # fmt: skip
+    return _table(head, lines)
+
+
 _HEAD = """\
 # Rehearsals beside measured runs
 
@@ -376,6 +399,13 @@ before the next.
 Error is (predicted - measured) / measured, of PyTorch's peak allocated, of its peak reserved, and of the peak
 of each phase above 1 MiB. Scripts that end in an error, on the GPU or in the rehearsal, have nothing to
 compare; phases and peaks that were predicted as a lower bound ("at least") are left out of the sums.
+"""
+_FEW_HEAD = """\
+## Few layers
+
+Scripts of these lists with models of 28 layers (2,048 wide), of which a rehearsal ran a few, beside the same
+with `--whole` (`python -m benchmarks.rehearsal_depth`, torch 2.13, transformers 5.23, TRL 1.16). Weights that
+threads load come in another order each time, which is a block of the allocator more or less.
 """
 _TIMES_HEAD = """\
 ## Step time

@@ -25,11 +25,11 @@ class Inputs:
         self._random = random.Random(0)
         self._data()
 
-    def _text(self, words: int) -> str:
+    def text(self, words: int) -> str:
         return " ".join(f"w{self._random.randrange(WORDS)}" for _ in range(words))
 
     def _data(self) -> None:
-        text = self._text
+        text = self.text
         kinds: dict[str, Any] = {
             "sft": lambda: {"text": text(4200)},
             "dpo": lambda: {"prompt": text(500) + " ", "chosen": text(1600), "rejected": text(1600)},
