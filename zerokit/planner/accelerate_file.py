@@ -137,6 +137,9 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
     if pins.micro_batch is None and job.global_batch is None:
         why = "leaves the batch to the script; give ⟨micro_batch⟩"
         notes += (left_open(f"micro-batch {micro}", why),)
+    if pins.gradient_accumulation is None and job.global_batch is None:
+        why = "leaves it to the script; give ⟨gradient_accumulation⟩: more than 1 may keep whole gradients"
+        notes += (left_open(f"gradient accumulation {steps}", why),)
     by_script = client_optimizer(job.optimizer) is not None
     settings = replace(
         settings, micro_batch=micro, gradient_accumulation=steps, gradient_clipping=1.0,

@@ -235,7 +235,10 @@ def _of_plan_beside(path: Path) -> dict[str, str]:
     decided = {
         name.replace("-", "_"): str(plan.request[name]) for name in _OF_THE_JOB if plan.request.get(name)
     }
-    return decided | {"checkpointing": plan.chosen.get("activation_checkpointing", "none")}
+    chosen = {"checkpointing": "activation_checkpointing"}
+    if plan.engine == "fsdp2":  # its file leaves the batch to the script
+        chosen |= {name: name for name in ("micro_batch", "gradient_accumulation")}
+    return decided | {name: str(plan.chosen.get(key) or "none") for name, key in chosen.items()}
 
 
 def add_plans_and_recipes(checked: Sequence[CheckedFile]) -> None:
@@ -530,8 +533,8 @@ def _ask_whether_it_fits(
                 file.findings.append(found)
             stage = ("zero_optimization", "stage")
         elif file.kind == "accelerate" and isinstance(file.document.value, dict):
-            given = _given(options, world_size)
-            accelerate_fit = _whether_accelerate_fits(file.document.value, file.path, given, say)
+            asked = _estimate_options(file.path, options, world_size)
+            accelerate_fit = _whether_accelerate_fits(file.document.value, file.path, asked, say)
             if accelerate_fit is None:
                 continue
             fit, stage = accelerate_fit, ("deepspeed_config", "zero_stage")

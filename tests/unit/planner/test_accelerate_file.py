@@ -102,6 +102,9 @@ def test_keys_without_effect_and_open_values_are_said(capsys: pytest.CaptureFixt
     assert "does not read it: it prefetches; fix: remove it [accelerate-fsdp-version-key]" in said
     assert "host memory is counted as if every rank loaded the weights" in said
     assert "micro-batch 1: the file leaves the batch to the script; give --micro-batch" in said
+    assert "gradient accumulation 1: the file leaves it to the script" in said
+    code, _, err = call(capsys, "estimate", *JOB, "fsdp2.yaml")
+    assert code == 2 and "estimate --accelerate fsdp2.yaml" in err
     _, out, _ = call(capsys, "estimate", *JOB, "--accelerate", "fsdp2.yaml", "--precision", "bf16")
     assert "accelerate launch --config_file fsdp2.yaml train.py" in out
     # weights that are loaded in bf16 have no fp32 copy, and states in bf16
@@ -159,5 +162,17 @@ def test_check_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     files = (write(accelerate_config(EIGHT, 1)), write(accelerate_config(EIGHT, 1), "v1.yaml"))
     Path("v1.yaml").write_text(Path("v1.yaml").read_text().replace("fsdp_version: 2", "fsdp_version: 1"))
     _, _, err = call(capsys, "check", *files, *JOB)
-    assert "fsdp2.yaml: fits: " in err and "micro-batch 1 (`zerokit estimate --accelerate fsdp2.yaml" in err
+    assert "fsdp2.yaml: fits: " in err and "accumulation 1 (`zerokit estimate --accelerate fsdp2.yaml" in err
     assert "v1.yaml: fit not judged: v1.yaml: FSDP version 1 is not modelled" in err
+
+
+def test_check_judges_a_plans_file_by_the_plans_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """Method, length and batch, which the file leaves to the script."""
+    job = ("--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "h100-sxm-80gb")
+    own = ("--engine", "fsdp2", "--method", "lora", "--seq-len", "4096", "--global-batch", "64")
+    plan = as_json(capsys, "plan", *job, *own, "--out", "plan")["chosen"]
+    assert plan["gradient_accumulation"] > 1
+    _, _, err = call(capsys, "check", "plan", *job)
+    required = plan["estimate"]["min_vram_bytes"] / 2**30
+    assert f"accelerate.yaml: fits: {required:.2f} GiB required" in err
+    assert "left to the script" not in err
