@@ -12,7 +12,7 @@ from zerokit.cli import options as shared_options
 from zerokit.cli.base import WORDS, Command
 from zerokit.cli.say import say, write, write_json
 from zerokit.commands import command_text
-from zerokit.errors import NothingFits
+from zerokit.errors import InputError, NothingFits
 from zerokit.units import GIB
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ def command(
     from zerokit import planner
     from zerokit.cli import plan_text
 
+    for name in shared_options.SEARCHED:
+        if options[name] == "auto":
+            raise InputError(f"⟨{name}⟩ auto: an estimate is of one strategy; name its value, or use `plan`")
     read = shared_options.read_file(file, kind, click.get_current_context().meta[WORDS])
     result = planner.estimate(options, deepspeed=deepspeed, accelerate=accelerate, file=read, say=say)
     # 3 as `plan` ends where nothing fits; the answer itself stands on standard output all the same

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SEARCHED = ("tp", "sp", "cp", "checkpointing", "offload_optimizer", "offload_param")
+SEARCHED = ("tp", "sp", "cp", "checkpointing", "offload_optimizer", "offload_param")
 """Options whose value a plan may look for: elsewhere their help names no ``auto``."""
 
 
@@ -42,7 +42,7 @@ def shared(name: str) -> Callable[[F], F]:
                 continue
             text = elsewhere.get(option.name, option.help)
             words = option.metavar.split("|")
-            if name in ("estimate", "check") and option.name in _SEARCHED:
+            if name in ("estimate", "check") and option.name in SEARCHED:
                 words = [word for word in words if word != "auto"]
             command = click.option(
                 option.option,

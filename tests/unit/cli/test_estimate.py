@@ -45,6 +45,13 @@ def test_what_a_file_leaves_to_the_script_is_told_apart_from_what_it_has(
     assert said in " ".join(out.split())
 
 
+@pytest.mark.parametrize("option", ["--tp", "--sp", "--cp", "--checkpointing", "--offload-param"])
+def test_what_a_plan_would_search_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("--model", "llama-3.2-1b", "--gpus", "8", "--gpu", "h200", "--zero", "3")
+    code, _, err = call(capsys, "estimate", *job, option, "auto")
+    assert code == 2 and f"{option} auto: an estimate is of one strategy" in err
+
+
 def test_a_file_estimated_for_cpu_ranks_is_launched_on_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
