@@ -355,10 +355,10 @@ def _smallest(sizes: Sequence[FewestGpus]) -> tuple[FewestGpus, dict[str, Fewest
 
 
 def _cheapest(sizes: Sequence[FewestGpus], *, spot: bool = False) -> tuple[FewestGpus, float] | None:
-    """The one whose cost is lowest, of several with a price, and its cost for 1e9 tokens."""
+    """The one whose cost is lowest, and its cost for 1e9 tokens; None: none has a price."""
     costs = [size.spot_cost_per_1e9_tokens if spot else size.cost_per_1e9_tokens for size in sizes]
     priced = [(size, cost) for size, cost in zip(sizes, costs, strict=True) if cost is not None]
-    return min(priced, key=lambda pair: pair[1]) if len(priced) > 1 else None
+    return min(priced, key=lambda pair: pair[1], default=None)
 
 
 def _is_roomy(size: FewestGpus) -> bool:
@@ -426,7 +426,7 @@ def _for_tokens(size: FewestGpus, per_1e9: float) -> str:
 
 
 def _lowest_cost(sizes: Sequence[FewestGpus], smallest: FewestGpus, *, spot: bool) -> str:
-    """A sentence; empty without several that have a price."""
+    """A sentence; empty where none has a price."""
     if (found := _cheapest(sizes, spot=spot)) is None:
         return ""
     size, cost = found
@@ -497,9 +497,8 @@ def fewest(
     rows = [FewestGpus(size=size, tokens=trained_on, **costs(size)) for size in results]
     priced = any(row.price_per_gpu_hour is not None for row in rows)
     if cheapest and not priced:
-        raise InputError(
-            f"⟨cheapest⟩: no price is known of {', '.join(gpu.name for gpu in kinds)}; give ⟨price⟩"
-        )
+        unpriced = ", ".join(dict.fromkeys(row.gpu_words for row in rows))
+        raise InputError(f"⟨cheapest⟩: no price is known of {unpriced}; give ⟨price⟩")
     if cheapest:
         rows.sort(key=lambda row: math.inf if row.cost_per_1e9_tokens is None else row.cost_per_1e9_tokens)
     return SizeResult(

@@ -94,11 +94,19 @@ def test_costs_are_those_of_the_table_and_of_the_whole_job(capsys: pytest.Captur
     assert {row["price_per_gpu_hour"] for row in typed["sizes"]} == {3.0}
 
 
+def test_of_one_row_alone_it_is_said_who_rents_it(capsys: pytest.CaptureFixture[str]) -> None:
+    body = as_json(capsys, "size", "--params", "1b", "--method", "lora", "--gpu", "h200")
+    (row,) = body["sizes"]
+    assert any("lowest cost: 1 × h200" in said and f"({row['provider']})" in said for said in body["answer"])
+
+
 def test_a_card_that_is_not_the_catalogues_has_no_price(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("size", "--params", "7b", "--method", "lora", "--gpu", "h200", "--vram", "100GiB")
     assert as_json(capsys, *words)["sizes"][0]["cost_per_1e9_tokens"] is None
     code, _, err = call(capsys, *words, "--cheapest")
     assert code == 2 and "--cheapest: no price is known of h200; give --price" in err
+    _, _, err = call(capsys, "size", "--params", "1b", "--vram", "24GiB", "--cheapest")
+    assert "no price is known of 24.0 GiB GPU" in err
 
 
 @pytest.mark.slow
