@@ -62,7 +62,7 @@ def watch(depth: Depth) -> None:
     def watched(name: str, real: Any) -> Any:
         @functools.wraps(real)
         def asked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if depth.of and not torch.compiler.is_compiling():
+            if depth.of and not torch.compiler.is_dynamo_compiling():
                 file = sys._getframe(1).f_code.co_filename
                 if name in _IN_ORDER and not _treats_alike(file):
                     tensors = real(self, *args, **kwargs)
