@@ -19,7 +19,7 @@ DATA = Path(__file__).parents[2] / "benchmarks" / "measure" / "data"
 GIVEN = {row["name"]: row for row in rows(DATA / "trainer-files-predicted.jsonl")}
 MEASURED = {row["name"]: row for row in rows(DATA / "trainer-files.jsonl")}
 REHEARSED = {row["name"]: row for row in rows()}
-ONE_OF_EACH = ("full.smollm2-360m", "lf.lora", "at.z3", "dps.lora")
+ONE_OF_EACH = ("full.smollm2-360m", "lf.lora", "at.z3", "dps.lora", "lf.dpo.full")
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
 ZeRO-3; a reference model without an engine."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
@@ -32,7 +32,7 @@ SHOWN = (
     "ex.llama", "ex.llama.bf16dtype", "ex.llama.nock", "ex.llama.nock.lora", "ex.llama.lora.notarget",
     "ex.llama.nolen", "ex.llama.accum", "ex.llama.adamwtorch", "ex.llama.z2", "ex.llama.z3", "ex.llama.fsdp2",
     "ex.llama.ddp2", "at.z0", "at.z2", "at.z3", "at.z2off", "at.fsdp2", "hb.qlora.mistral", "dps.full",
-    "dps.lora", "dps.full.ddp2",
+    "dps.lora", "dps.full.ddp2", "lf.dpo.full", "lf.dpo.lora.nock", "lf.dpo.full.pure", "lf.dpo.ds2",
 )  # fmt: skip
 
 

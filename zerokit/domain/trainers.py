@@ -28,7 +28,7 @@ class Trainer:
     Attributes:
         title: with the version that was read; ``sources``: what was read, by attribute.
         lora_dropout: share of the adapters' input that is dropped.
-        loss: one of ``zerokit.domain.job.LOSSES``, or ``score``: a head of one output, as of reward models.
+        loss: one of ``zerokit.domain.job.LOSSES``, or another of ``zerokit.memory.fused_loss``.
         checkpointing: where nobody says: ``none`` or ``full``.
         kbit_prepared: whether it calls peft's ``prepare_model_for_kbit_training`` for 4-bit weights.
         reentrant: whether its checkpointing is reentrant. ``narrow_adapters``: whether that is so of adapters
@@ -38,7 +38,8 @@ class Trainer:
         narrow_on_packed: whether adapters on quantised weights are in bf16, not in fp32.
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
-            base, else a copy of the weights in the training dtype.
+            base, else a copy of the weights as they are loaded. ``narrow_reference``: whether that copy is in
+            16 bits.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
         older_deepspeed: whether it asks for a DeepSpeed before 0.19.3.
@@ -65,6 +66,7 @@ class Trainer:
     disables_dropout: bool = False
     sequences: int = 1
     reference: bool = False
+    narrow_reference: bool = False
     gathers: bool = True
     waits: bool = False
     older_deepspeed: bool = False
@@ -158,6 +160,33 @@ _TRL = Trainer(
 _PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
 """Both of TRL's trainers on preferences: a row is an answer chosen and one rejected, each with the prompt."""
 
+_LLAMA_FACTORY = Trainer(
+    title="LLaMA-Factory 0.9.5",
+    older_deepspeed=True,
+    loads_wide=("full",),
+    looks_for_unused=False,
+    lora_dropout=0.0,
+    reentrant=True,
+    checkpointing="full",
+    packages=("llamafactory",),
+    arguments={
+        "lora": "finetuning_type: lora, lora_rank: {rank}",
+        "all": "lora_target: all",
+        "named": "lora_target: {listed}",
+        "packed": "quantization_bit: 4",
+        "dropout": "lora_dropout: {dropout:g}",
+    },
+    sources={
+        "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
+        "loads_wide": "llamafactory/model/adapter.py, cast_trainable_params_to_fp32 (pure_bf16: False)",
+        "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
+        "older_deepspeed": "requirements/deepspeed.txt, deepspeed>=0.10.0,<=0.18.4",
+        "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
+        "looks_for_unused": "llamafactory/hparams/parser.py:474",
+        "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
+    },
+)
+
 TRAINERS: Mapping[str, Trainer] = {
     "raw": Trainer(title="a plain loop", gathers=False, autocasts=False),
     "transformers": Trainer(
@@ -227,30 +256,21 @@ TRAINERS: Mapping[str, Trainer] = {
             "not_counted": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
         },
     ),
-    "llamafactory": Trainer(
-        title="LLaMA-Factory 0.9.5",
-        older_deepspeed=True,
-        loads_wide=("full",),
-        looks_for_unused=False,
-        lora_dropout=0.0,
-        reentrant=True,
-        checkpointing="full",
-        packages=("llamafactory",),
-        arguments={
-            "lora": "finetuning_type: lora, lora_rank: {rank}",
-            "all": "lora_target: all",
-            "named": "lora_target: {listed}",
-            "packed": "quantization_bit: 4",
-            "dropout": "lora_dropout: {dropout:g}",
-        },
+    "llamafactory": _LLAMA_FACTORY,
+    "llamafactory-dpo": replace(
+        _LLAMA_FACTORY,
+        title="LLaMA-Factory 0.9.5's training by preferences",
+        loss="logprobs",
+        sequences=2,
+        reference=True,
+        narrow_reference=True,
+        not_counted={"the reference pass in the step time": ("full", "lora", "qlora")},
         sources={
-            "lora_dropout": "llamafactory/hparams/finetuning_args.py, lora_dropout: 0.0",
-            "loads_wide": "llamafactory/model/adapter.py, cast_trainable_params_to_fp32 (pure_bf16: False)",
-            "reentrant": "llamafactory/hparams/model_args.py:149, use_reentrant_gc: True",
-            "older_deepspeed": "requirements/deepspeed.txt, deepspeed>=0.10.0,<=0.18.4",
-            "double_quant": "llamafactory/hparams/model_args.py, double_quantization: True",
-            "looks_for_unused": "llamafactory/hparams/parser.py:474",
-            "checkpointing": "llamafactory/hparams/model_args.py, disable_gradient_checkpointing: False",
+            **_LLAMA_FACTORY.sources,
+            "loss": "llamafactory/train/dpo/trainer.py:186 and train/trainer_utils.py:608",
+            "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
+            "narrow_reference": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
+            "a model that is trained)",
         },
     ),
     "swift": Trainer(

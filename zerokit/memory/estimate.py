@@ -240,7 +240,8 @@ def estimate_traced(
             profile, trace, strategy.settings, shared, strategy.checkpointing != "none"
         )
         sharing.append(Note("shared-sequences", f"activations are of the sequence's share, {how}"))
-    reference = ("copy" if job.method == "full" else "base") if job.defaults.reference else ""
+    copy = "narrow copy" if job.defaults.narrow_reference else "copy"
+    reference = (copy if job.method == "full" else "base") if job.defaults.reference else ""
     stay = recomputed_weights.stay(job, strategy)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, job.kbit_prepared, reference, stay)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
@@ -310,6 +311,8 @@ def timeline_of(
         timeline = _with_outputs(timeline, copied * head.tokens * head.vocabulary)
     if checkpointed is None:
         return timeline
+    if size is not None and model.reference == "narrow copy":
+        size = replace(size, element_bytes=size.product_bytes)
     return with_reference(model, checkpointed, timeline, point, size, gpu.processors)
 
 

@@ -8,6 +8,8 @@ instants of head and loss are taken out and those of the library's own function 
 * ``chunked``: TRL 1.16, kernels/chunked_logprob.py (tiles of 4,096 tokens by 32,768 words, made again in
   backward, which adds both gradients up in fp32), the loss of its SFT trainer;
 * ``cut``: cut-cross-entropy 25.1, cce.py and cce_backward.py (no logits in memory at all);
+* ``logprobs``: LLaMA-Factory 0.9.5, train/dpo/trainer.py:186 and trainer_utils.py:608, of pairs: the logits
+  in fp32, which it keeps for what it logs, those with a next token copied, and their log-softmax;
 * ``score``: one output for each token instead of the words, of which the last counts
   (transformers/modeling_layers.py, ``GenericForSequenceClassification``, 5.23).
 
@@ -151,11 +153,13 @@ class LossBytes:
         forward: the most while the loss is computed.
         kept: from then until backward.
         backward: the most until the hidden states' gradient stands alone, the head's gradient included.
+        head: of a loss that is computed when the model's forward has ended, the most until then.
     """
 
     forward: int
     kept: int
     backward: int
+    head: int = 0
 
 
 def _liger(size: LossSize) -> LossBytes:
@@ -228,7 +232,22 @@ def _score(size: LossSize) -> LossBytes:
     )
 
 
-_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut, "score": _score}
+def _logprobs(size: LossSize) -> LossBytes:
+    logits, chosen = (count * size.vocabulary * _FP32 for count in (size.tokens, size.targets))
+    product = size.tokens * size.vocabulary * size.product_bytes
+    casts = 0
+    if size.product_bytes != size.element_bytes:
+        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
+    needed = (size.hidden_bytes if not casts else 0) * size.trained + casts
+    return LossBytes(
+        head=size.hidden_bytes + casts + product + logits,
+        forward=needed + logits + 2 * chosen,
+        kept=needed + logits + chosen,
+        backward=needed + max(3 * chosen, product + size.hidden_bytes + size.gradient_bytes),
+    )
+
+
+_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut, "logprobs": _logprobs, "score": _score}
 
 
 def loss_size(
@@ -290,18 +309,23 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     marks = head_marks(model)
     assert marks is not None
     loss = fused_loss(model.loss, size)
-    base = timeline.forward.levels[marks.forward] - size.hidden_bytes
+    base = after = timeline.forward.levels[marks.forward] - size.hidden_bytes
+    if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
+        made = size.hidden_bytes + size.gradient_bytes
+        after = min(base, timeline.backward.levels[marks.backward + 1] - made)
+    if loss.head:
+        highest, last = max(base + loss.head, after + loss.forward), after + loss.kept
+    else:
+        highest, last = base + loss.forward, base + loss.kept
     # from the head on: the loss at once, then what it keeps, with the hidden states until the end
     more = len(timeline.forward.levels) - marks.forward - 2
     held_bytes = base + loss.kept + size.hidden_bytes
     forward = Pass(
-        peaks=(*timeline.forward.peaks[: marks.forward + 1], base + loss.forward, *[held_bytes] * more),
-        levels=_ended(timeline.forward.levels, marks.forward, [held_bytes] * more, base + loss.kept),
-        afters=_ended(timeline.forward.afters, marks.forward, [held_bytes] * more, base + loss.kept),
+        peaks=(*timeline.forward.peaks[: marks.forward + 1], highest, *[held_bytes] * more),
+        levels=_ended(timeline.forward.levels, marks.forward, [held_bytes] * more, last),
+        afters=_ended(timeline.forward.afters, marks.forward, [held_bytes] * more, last),
     )
-    if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
-        made = size.hidden_bytes + size.gradient_bytes
-        base = min(base, timeline.backward.levels[marks.backward + 1] - made)
+    base = after
     backward = _backward(timeline.backward, marks.backward, base, loss)
     names = [name for _, name in model.trace.marks_gradients]
     # of an output that the trace does not train the gradient is there with the loss's

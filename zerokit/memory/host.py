@@ -110,7 +110,7 @@ def _stage3(
     zero = settings.zero
     components: dict[HostComponent, int] = {}
     optimizer, parameter = zero.offload_optimizer, zero.offload_param
-    copies = 2 if model.reference == "copy" else 1  # its engine offloads as the policy's does
+    copies = 2 if model.has_copy else 1  # its engine offloads as the policy's does
     if parameter.device == "none":
         components[HostComponent.DEFRAGMENTATION] = (
             trainable * element_bytes.parameter

@@ -77,7 +77,7 @@ def rank_estimate(
         own: what DeepSpeed holds beside them.
         flattens_on_gpu: the card has room for ``own.flattening``.
     """
-    phases, kinds = _phases(own, timeline, has_copy=model.reference == "copy")
+    phases, kinds = _phases(own, timeline, has_copy=model.has_copy)
     if flattens_on_gpu:
         phases["init"] = max(phases["init"], own.flattening)
     phases["init"] = max(phases["init"], model.prepared_bytes)

@@ -48,7 +48,8 @@ class RankModel:
         kbit_prepared: see ``Job.kbit_prepared``.
         keeps_recomputed: see ``zerokit.memory.recomputed_weights``.
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
-            beside it, ``base``, the same without its adapters, or none.
+            beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,
+            or none.
     """
 
     profile: ModelProfile
@@ -62,6 +63,11 @@ class RankModel:
     kbit_prepared: bool = False
     reference: str = ""
     keeps_recomputed: bool = False
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the reference model has weights of its own."""
+        return self.reference.endswith("copy")
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:

@@ -36,6 +36,7 @@ from zerokit.values import frozen_dataclass, replace
 _REHEARSE = "`zerokit rehearse` runs the script with it"
 _NOTES = {
     "chunked": "⟨loss⟩ chunked: that of TRL's trainers (TRL 1.16), every label a target",
+    "logprobs": "log-probabilities in fp32 of all tokens, as LLaMA-Factory 0.9.5 makes them of pairs",
     "score": "a head of one output stands for that of the words, as in a reward model",
     "liger": "⟨loss⟩ liger: Liger Kernel's fused linear cross-entropy alone (0.8.5); use_liger_kernel "
     "replaces norms, rotary embedding and MLPs too, which keep less than is counted here",

@@ -270,8 +270,13 @@ def _llamafactory(says: Says) -> None:
     if says.values.get("export_dir") or says.values.get("infer_backend"):
         key = "export_dir" if says.values.get("export_dir") else "infer_backend"
         says.refuse(key, "what trains nothing")
-    if says("stage") not in ("sft", "pt"):
-        says.refuse("stage", "LLaMA-Factory's training by preferences and rewards")
+    stage = says("stage")
+    if stage == "dpo" and says("pref_loss") not in ("orpo", "simpo"):
+        says.options["trainer"] = "llamafactory-dpo"
+    elif stage not in ("sft", "pt"):
+        says.refuse(
+            "stage", "LLaMA-Factory's training by rewards, by KTO, or by preferences without a reference"
+        )
     kind = says("finetuning_type")
     if kind not in ("lora", "full"):
         says.refuse("finetuning_type", "any but lora and full")

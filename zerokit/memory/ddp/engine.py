@@ -62,10 +62,12 @@ def _embeddings(model: RankModel) -> frozenset[str]:
 
 
 def reference_bytes(model: RankModel, settings: DdpSettings) -> int:
-    """Bytes of a reference model's weights and buffers, which is loaded as the policy is and not wrapped."""
-    if model.reference != "copy":
+    """Bytes of a reference model's weights and buffers, which is not wrapped."""
+    if not model.has_copy:
         return 0
-    return sum(parameter_bytes(p, settings) for p in model.parameters) + model.profile.buffer_bytes
+    narrow = model.reference == "narrow copy"
+    weights = (2 * p.numel if narrow else parameter_bytes(p, settings) for p in model.parameters)
+    return sum(weights) + model.profile.buffer_bytes
 
 
 def persistent(model: RankModel, settings: DdpSettings, ranks: int) -> Persistent:
@@ -172,7 +174,7 @@ class Ddp(Engine[DdpSettings]):
             "weights in fp16, which a scaler of gradients refuses": settings.precision == "fp16"
             and settings.autocast
             and trained_bytes == 2,
-            f"loss {job.loss}": job.loss not in ("standard", "chunked"),
+            f"loss {job.loss}": job.loss not in ("standard", "chunked", "logprobs"),
             "quantised weights beside others in fp32": packed and settings.weight_bytes == 4,
             "offloaded activations": job.offload_activations,
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
@@ -248,7 +250,7 @@ class Ddp(Engine[DdpSettings]):
     ) -> dict[HostComponent, int]:
         """Host bytes of one rank: each loads the whole model there, unless it is quantised; paged states lie
         there when the GPU is full."""
-        copies = 0 if model.loads_on_gpu else 2 if model.reference == "copy" else 1
+        copies = 0 if model.loads_on_gpu else 2 if model.has_copy else 1
         whole = copies * sum(parameter_bytes(p, settings) for p in model.parameters)
         parts = {
             HostComponent.PROCESS: process_bytes(world_size),

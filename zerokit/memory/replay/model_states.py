@@ -119,7 +119,7 @@ def reference_bytes(model: RankModel, settings: DeepSpeedSettings, ranks: int) -
     """Bytes of the reference model's weights and buffers, which has an engine of its own: of stage 3 like the
     policy's, else of stage 0 (trl/models/utils.py:246, 1.16, ``prepare_deepspeed``)."""
     zero = settings.zero
-    if model.reference != "copy":
+    if not model.has_copy:
         return 0
     if zero.stage < 3:
         return sum(model.sizes) * settings.parameter_bytes + model.profile.buffer_bytes
