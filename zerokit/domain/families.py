@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from zerokit.domain.hf_classes import outputs_of
+from zerokit.domain.hf_classes import has_other_layers, outputs_of
 from zerokit.domain.hf_config import HfConfig
 from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack, kept_of
 from zerokit.errors import InputError
@@ -299,7 +299,7 @@ def from_config(
         experts_per_token=config.count("num_experts_per_tok", default=1),
         gated=family.gated,
         latent_attention=family.latent_attention,
-        attends_fully=_attends_fully(hf_config),
+        attends_fully=attends_fully(hf_config),
         kept=kept_of(hf_config, _kv_heads(config, heads)),
     )
     own_head = 0 if head == "embedding" or (shape.tied and not family.images) else shape.head_parameters
@@ -320,12 +320,14 @@ def _with_vision(config: Mapping[str, Any], name: str, count: int | None, head: 
     return replace(text, parameters=count if count is not None else text.parameters + tower)
 
 
-def _attends_fully(config: Mapping[str, Any]) -> bool:
-    """Whether all layers do, by what configurations say of each, or of all."""
+def attends_fully(config: Mapping[str, Any]) -> bool:
+    """Whether all layers do, by what configurations say of each, or of all; Llama 4's chunks are a default
+    (transformers 5.23)."""
     if isinstance(types := config.get("layer_types"), list):
         return {*types} <= {"full_attention"}
     has_window = config.get("sliding_window") and config.get("use_sliding_window") is not False
-    return not (has_window or config.get("attention_chunk_size"))
+    has_chunks = config.get("attention_chunk_size") or config.get("model_type") == "llama4_text"
+    return not (has_window or has_chunks or has_other_layers(config))
 
 
 def _heads(config: _Config) -> int:

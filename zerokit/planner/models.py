@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.catalog import models
-from zerokit.domain.families import FAMILIES, can_be_separate, from_config
+from zerokit.domain.families import FAMILIES, attends_fully, can_be_separate, from_config
 from zerokit.domain.hf_classes import check_modelled, has_other_layers, is_named_for, named_head
 from zerokit.domain.hf_config import longest_sequence, named_positions
 from zerokit.domain.images import SequenceImages
@@ -252,6 +252,7 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
         shape = profiles.shape(entry.name, installed("transformers"))
         if shape is None:
             return _of_built(entry.hf_config, entry.name, entry.name, notes, single, say)
+        shape = replace(shape, attends_fully=attends_fully(entry.hf_config))  # which is not stored
         count = f"{entry.name}: {format_count(shape.parameters)} parameters, as transformers builds it"
         return _chosen(
             entry.hf_config, entry.name, None, (*notes, count, _ROUGH[has_other_layers(entry.hf_config)]),

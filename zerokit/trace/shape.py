@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zerokit.domain.families import attends_fully
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.model_shape import Gemm, Linear, ModelShape, Stack
 from zerokit.errors import InputError
@@ -87,6 +88,7 @@ def _read(model: nn.Module, config: Any, name: str, head: str) -> ModelShape:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         experts=experts,
         experts_per_token=active,
+        attends_fully=attends_fully(text),
         gated=any("gate" in gate for gate, _ in model.named_modules()),
     )
 

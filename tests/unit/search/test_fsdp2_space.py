@@ -130,3 +130,11 @@ def test_fewest_gpus_of_fsdp2_hold_its_own_plan() -> None:
     assert zerokit.plan(**job, gpus=row["gpus"]).chosen.estimate.fits
     with pytest.raises(NothingFits):
         zerokit.plan(**job, gpus=row["gpus"] - 1)
+
+
+@pytest.mark.parametrize("model", ["gemma-4-e4b", "granite-4.0-h-tiny", "lfm2-1.2b", "llama-4-scout-17b-16e"])
+def test_context_parallel_is_refused_where_layers_attend_otherwise(model: str) -> None:
+    """As Accelerate refuses each (1.15, big_modeling.py:819), by what its configuration says or implies."""
+    job = {**JOB, "gpus": 8, "model": model}
+    with pytest.raises(InputError, match="full causal attention alone"):
+        zerokit.plan(**job, engine="fsdp2", cp=2)
