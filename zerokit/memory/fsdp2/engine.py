@@ -53,7 +53,7 @@ def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
     until all are divided (locals of ``fsdp2_prepare_model``), and of a model that is loaded on the GPU all
     (``original_sd``)."""
     shares = shares_of(model, settings, ranks)
-    by_accelerate = settings.wrapping == "accelerate"
+    whole_longer = embeddings_of(model) if settings.wrapping == "accelerate" else ()
     level = sum(block(share.size * share.kept) for share in shares) if model.loads_on_gpu else 0
     level = most = level + constant_bytes(model)
     for group in groups_of(model, settings):
@@ -63,7 +63,7 @@ def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
         comes = 0 if model.loads_on_gpu else whole
         most = max(most, level + comes + (max(divided, default=0) if settings.offload else sum(divided)))
         level += 0 if settings.offload else sum(divided)
-        stays = by_accelerate and (model.loads_on_gpu or group.first in embeddings_of(model))
+        stays = whole_longer and (model.loads_on_gpu or group.first in whole_longer)
         level += comes - (0 if stays else whole)
     return most
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -115,10 +116,11 @@ def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
     embedding, head = embeddings_of(model)
     if settings.wrapping == "accelerate":
         calls += _around_layers(model, settings, embedding, head)
+    inside = _inside(model)
     taken: set[int] = set()
     groups = []
     for modules, reshards in calls:
-        own = [index for module in modules for index in _inside(model, module)]
+        own = [index for module in modules for index in inside.get(module, ())]
         own = [index for index in dict.fromkeys(own) if index not in taken]
         taken |= set(own)
         first = embedding if embedding in modules else modules[0]
@@ -127,12 +129,18 @@ def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
     return (*groups, Group(modules=("",), first="", parameters=rest, reshards=False))
 
 
-def _inside(model: RankModel, module: str) -> Iterator[int]:
+def _inside(model: RankModel) -> dict[str, list[int]]:
+    """The parameters of every module, those of the modules in it among them."""
     aliases = {name: alias for alias, name in model.profile.ties.items()}
+    found = defaultdict[str, list[int]](list)
     for index, parameter in enumerate(model.parameters):
-        names = (parameter.name, aliases.get(parameter.name, ""))
-        if any(name.startswith(f"{module}.") for name in names):
-            yield index
+        modules: dict[str, None] = {}
+        for name in (parameter.name, aliases.get(parameter.name, "")):
+            while name := name.rpartition(".")[0]:
+                modules[name] = None
+        for module in modules:
+            found[module].append(index)
+    return found
 
 
 def _around_layers(
