@@ -320,14 +320,22 @@ def _with_vision(config: Mapping[str, Any], name: str, count: int | None, head: 
     return replace(text, parameters=count if count is not None else text.parameters + tower)
 
 
+_MASKS: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {"sliding_window": 4096} for kind in ("gemma2", "gemma3_text", "mistral")},
+    **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
+    "gpt_oss": {"sliding_window": 128},
+    "llama4_text": {"attention_chunk_size": 8192},
+}
+"""Of transformers 5.23's configurations, where they are not said."""
+
+
 def attends_fully(config: Mapping[str, Any]) -> bool:
-    """Whether all layers do, by what configurations say of each, or of all; Llama 4's chunks are a default
-    (transformers 5.23)."""
+    """Whether all layers do, by what configurations say of each, or of all."""
+    config = {**_MASKS.get(str(config.get("model_type")), {}), **config}
     if isinstance(types := config.get("layer_types"), list):
         return {*types} <= {"full_attention"}
     has_window = config.get("sliding_window") and config.get("use_sliding_window") is not False
-    has_chunks = config.get("attention_chunk_size") or config.get("model_type") == "llama4_text"
-    return not (has_window or has_chunks or has_other_layers(config))
+    return not (has_window or config.get("attention_chunk_size") or has_other_layers(config))
 
 
 def _heads(config: _Config) -> int:

@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from zerokit.catalog import models, profiles
-from zerokit.domain.families import from_config
+from zerokit.domain.families import attends_fully, from_config
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import scaled
 from zerokit.domain.profile import ModelProfile
@@ -79,3 +79,14 @@ def test_a_stored_shape_has_the_modules_that_peft_finds(name: str) -> None:
     assert profile is not None and shape is not None
     made = sum(n for path, n in _tensors(profile).items() if path.partition(".lora_")[0].endswith(".q_proj"))
     assert made == trainable_parameters(shape, Job(method="lora", lora=Lora(targets=("q_proj",))))
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma2", "gemma3_text", "mistral", "qwen2", "qwen3", "gpt_oss", "llama4_text"]
+)
+def test_what_a_configuration_leaves_out_of_its_masks_is_transformers_default(kind: str) -> None:
+    """As Accelerate judges it (1.15, big_modeling.py:812)."""
+    said = pytest.importorskip("transformers").AutoConfig.for_model(kind)
+    types = set(said.layer_types) if getattr(said, "layer_types", None) else None
+    full = types <= {"full_attention"} if types else not said.sliding_window
+    assert attends_fully({"model_type": kind}) == full
