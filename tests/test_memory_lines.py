@@ -37,7 +37,8 @@ JOB: Mapping[str, Any] = {
 """What every estimate starts from; its catalogue's trace answers without torch."""
 
 CHANGED: Mapping[str, Any] = {
-    "--micro-batch": 1, "--seq-len": 1024, "--gpus": 16, "--tp": 2, "--sp": 2, "--optimizer": "AdamW",
+    "--micro-batch": 1, "--seq-len": 1024, "--gpus": 16, "--tp": 2, "--sp": 2, "--cp": 2,
+    "--optimizer": "AdamW",
     "--reduce-bucket": 50_000_000, "--prefetch-bucket": 5_000_000, "--sub-group": 50_000_000,
     "--offload-activations": False,
 }  # fmt: skip
@@ -48,8 +49,8 @@ SHORT_FP32 = {"model": "lfm2-350m", "precision": "fp32", **SHORT}
 OFFLOADED = {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
 NVME = {"zero": 3, "offload_optimizer": "nvme", "offload_param": "nvme", "nvme": "/mnt/nvme"}
 ON_GPU: Mapping[Component, tuple[Mapping[str, Any], ...]] = {
-    Component.ACTIVATIONS: ({"zero": 2},),
-    Component.LOSS: ({"zero": 2},),
+    Component.ACTIVATIONS: ({"zero": 2}, {"engine": "fsdp2"}),
+    Component.LOSS: ({"zero": 2}, {"engine": "fsdp2"}),
     Component.PARAMETERS: ({"zero": 1}, {"zero": 3}),
     Component.FROZEN_PARAMETERS: ({"zero": 0, "method": "lora"},),
     Component.MASTER_WEIGHTS: ({"zero": 0}, {"zero": 1}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -73,7 +74,7 @@ class Command(click.Command):
             if record is not None:
                 # without click's ``[1<=x<=65536]``, which the error for such a value names; 60.0 as 60
                 text = _RANGE_OF_CLICK.sub("", record[1]).replace("[]", "")
-                records[parameter.name or ""] = (record[0], _WHOLE.sub("", text).rstrip())
+                records[parameter.name or ""] = (_broken(record[0]), _WHOLE.sub("", text).rstrip())
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS}
         for title, names in self.groups.items():
             sections[title] = [records.pop(name) for name in names]
@@ -97,6 +98,15 @@ class Command(click.Command):
             formatter.write(f"  {purpose}:\n    {command}\n")
 
 
+def _broken(option: str) -> str:
+    """An option with its choices, on several lines where they are many."""
+    name, _, choices = option.partition(" ")
+    if len(option) <= _WIDEST:
+        return option
+    lines = textwrap.wrap(choices.replace("|", "| "), _WIDEST - len(name))
+    return f"{name} " + f"\n{' ' * (len(name) + 3)}".join(line.replace("| ", "|") for line in lines)
+
+
 class Group(click.Group):
     """A command that has commands below it."""
 
@@ -104,6 +114,7 @@ class Group(click.Group):
     command_class = Command
 
 
+_WIDEST = 76
 _LISTS = ("--gpu", "--price", "--method", "--lora-targets")
 """Options of several values, joined with commas."""
 

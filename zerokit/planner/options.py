@@ -55,16 +55,9 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 
 _WHETHER = "for whether it fits."
 Trainer = Literal[
-    "raw",
-    "transformers",
-    "trl",
-    "trl-dpo",
-    "trl-reward",
-    "axolotl",
-    "llamafactory",
-    "llamafactory-dpo",
+    "raw", "transformers", "trl", "trl-dpo", "trl-reward", "axolotl", "llamafactory", "llamafactory-dpo",
     "swift",
-]
+]  # fmt: skip
 Whole = int | str | None
 Count = int | float | str | None
 """A number of parameters or elements: ``70b``, ``1.3e9``, 70_553_706_496."""
