@@ -42,6 +42,8 @@ _SCREEN = 24
 _CLOSING = "--explain adds memory and time in detail, other plans, and every file"
 _BAR = 24
 _NAMES = 13
+_BESIDE_FIT = ("under-deepspeed", "not-shared")
+"""Notes that stand beside what fits, which no screen is too small for."""
 _MOST_GAINS = 3
 _MOST_OTHERS = 2  # rehearsals beside the choice's that the first screen has in full
 
@@ -231,7 +233,7 @@ def plan(
     fails = [answer.fails(result.to_fix)] if result.to_fix else []
     tracing = next((note.command for note in with_id(notes, "trace-model") if note.command), "")
     closed = [f"{note}; see Next" if tracing else note for note in with_id(notes, "closed-form")]
-    remarks = [*with_id(notes, *OF_FILE), *closed, *idle, *surer, *with_id(notes, "under-deepspeed")]
+    remarks = [*with_id(notes, *OF_FILE), *closed, *idle, *surer, *with_id(notes, *_BESIDE_FIT)]
     todo = [] if result.trainer_file is not None else _todo(planned, notes)
     below = [*_changed(result), *todo, *_rehearsed(result, explain=explain)]
     more = [] if explain else _short_rows(notes, folder)
@@ -239,7 +241,7 @@ def plan(
     following = [heading("Next"), *_next(result, folder, explain and script is None, script)]
     if tracing:
         following += command_lines(tracing, "traces the model; then plan again")
-    told = ("closed-form", "under-deepspeed", *OF_FILE)
+    told = ("closed-form", *_BESIDE_FIT, *OF_FILE)
     assumed = _others(notes, *told, *(["trace-model"] if tracing else []))
     if not explain:
         answered = _answer(planned, title, remarks, unsure, brief=True, first=fails)

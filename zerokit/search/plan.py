@@ -34,6 +34,7 @@ from zerokit.search.space import (
     Space,
     divisors,
     layout_violation,
+    layouts,
 )
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
@@ -229,6 +230,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         return _of_any_engine(request, top, keep)
     space, notes = make_space(request)
     check_pins(space)
+    notes = (*notes, *_not_shared(request))
     result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked and space.cluster.margin == DEFAULT_MARGIN:
         space = replace(space, cluster=replace(space.cluster, margin=0.0))
@@ -414,6 +416,19 @@ def check_pins(space: Space) -> None:
         )
 
 
+def _not_shared(request: Request) -> tuple[Note, ...]:
+    """Why no ranks share a sequence though the script lets them: what the first degree is refused with."""
+    degrees = [one for one in layouts(request.cluster, request.pins) if one.sequence > 1]
+    refused = [broken.message for one in degrees if (broken := layout_violation(one, request))]
+    if not degrees or len(refused) < len(degrees):
+        return ()
+    return (
+        Note(
+            "not-shared", f"⟨{sharing_option(request.pins.engine)}⟩ auto leaves sequences whole: {refused[0]}"
+        ),
+    )
+
+
 def _left_out(result: SearchResult) -> tuple[Note, ...]:
     """That strategies which may be faster were not compared, because what they require is not known."""
     if result.unknown is None:
@@ -444,7 +459,7 @@ def _explain(request: Request, result: SearchResult) -> str:
         lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
         lines += with_id(nearest.memory.assumptions, "loaded-whole", "not-packed")
-    lines += with_id(request.assumptions, "positions-exceeded")
+    lines += (*with_id(request.assumptions, "positions-exceeded"), *_not_shared(request))
     changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.cluster.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,27 @@ def test_ranks_may_share_each_sequence(tmp_path: Path) -> None:
     assert told.peak_allocated_bytes == chosen["estimate"]["peak_allocated_bytes"]
     (shared,) = [line for line in plan.script_must if "maybe_context_parallel" in line]
     assert "position_ids" in shared
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({"seq_len": 32_769, "engine": "fsdp2"}, "32,769 tokens of a sequence are no multiple of 4"),
+        ({"model": "gemma-2-9b", "engine": "fsdp2"}, "full causal attention alone"),
+        ({"seq_len": 32_769}, "sequence parallel 2 does not divide"),
+    ],
+)
+def test_where_no_ranks_can_share_a_sequence_the_plan_says_why(job: dict[str, Any], why: str) -> None:
+    asked = {**JOB, **job, "gpus": 8}
+    option = "cp" if "engine" in job else "sp"
+    (told,) = [one for one in zerokit.plan(**asked, **{option: "auto"}).notes if one.id == "not-shared"]
+    with pytest.raises(InputError) as refused:
+        zerokit.plan(**asked, **{option: 2})
+    assert (
+        why in told and told.removeprefix(f"⟨{option}⟩ auto leaves sequences whole: ") in refused.value.marked
+    )
+    with pytest.raises(NothingFits, match=f"{option} auto leaves sequences whole: .*{why}"):
+        zerokit.plan(**{**asked, "vram": "12GiB"}, **{option: "auto"})
 
 
 def test_sharing_sequences_takes_time_for_keys_and_values() -> None:
