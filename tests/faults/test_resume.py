@@ -7,6 +7,7 @@ ranks train to the end, and two, then four, go on from what they wrote on the wa
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -174,6 +175,27 @@ def test_a_program_in_a_checkpoints_place_is_refused(tmp_path: Path) -> None:
     code, _, err = called("weights", str(checkpoint), "--out", "model", "--dry-run", folder=tmp_path)
     assert code == 2 and "TorchScript" in err
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["zero_pp_rank_1_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"])
+def test_a_pipe_in_a_checkpoint_files_place_is_refused(tmp_path: Path, name: str) -> None:
+    checkpoint = tmp_path / "checkpoint-200"
+    write_run_with_checkpoint(tmp_path / "run", checkpoint, ranks=2)
+    path = checkpoint / "global_step200" / name
+    path.unlink()
+    os.mkfifo(path)
+    code, _, err = called("weights", str(checkpoint), "--out", "model", "--dry-run", folder=tmp_path)
+    assert code == 2 and f"{name}: is not a regular file" in err
+
+
+@pytest.mark.parametrize("shape", [torch.Size((-8, 8)), (1.5, 8)])
+def test_a_weight_of_no_size_is_refused(tmp_path: Path, shape: tuple[float, ...]) -> None:
+    checkpoint = tmp_path / "checkpoint-200"
+    write_run_with_checkpoint(tmp_path / "run", checkpoint, ranks=2)
+    path = checkpoint / "global_step200" / "mp_rank_00_model_states.pt"
+    torch.save(torch.load(path) | {"param_shapes": [{"weight": shape}]}, path)
+    code, _, err = called("weights", str(checkpoint), "--out", "model", "--dry-run", folder=tmp_path)
+    assert code == 2 and "shape" in err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zerokit.checkpoints.files import ZeroFiles, sharded_model, zero_files
+from zerokit.checkpoints.files import ZeroFiles, sharded_model, size_of, zero_files
 from zerokit.domain.deepspeed_settings import CONVERTS_ADAPTERS, DEEPSPEED_VERSION
 from zerokit.errors import InputError, NothingFits
 from zerokit.files import write_whole
@@ -117,7 +117,8 @@ def zero_facts(files: ZeroFiles) -> dict[str, Any]:
 
 def scheduler_steps(folder: Path) -> list[int]:
     """How far each learning rate schedule has counted that ``Accelerator.save_state`` wrote."""
-    steps: list[int] = _in_torch("scheduler_steps", str(folder)) if any(folder.glob("scheduler*.bin")) else []
+    sizes = [size_of(path) for path in folder.glob("scheduler*.bin")]
+    steps: list[int] = _in_torch("scheduler_steps", str(folder)) if sizes else []
     return steps
 
 
@@ -168,7 +169,7 @@ class Weights:
             shard = min(size, max(_SHARD_BYTES, largest))
             task: tuple[str, ...] = ("zero_to_weights", str(files.folder.parent), files.folder.name)
         elif sharded is not None:
-            size = shard = largest = sum(path.stat().st_size for path in sharded.iterdir())
+            size = shard = largest = sum(size_of(path) for path in sharded.iterdir() if not path.is_dir())
             task = ("sharded_to_weights", str(sharded))
         else:
             raise InputError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from zerokit.errors import InputError
+from zerokit.files import open_regular
 from zerokit.units import counted
 from zerokit.values import frozen_dataclass
 
@@ -45,7 +47,7 @@ class ZeroFiles:
 
 def zero_files(checkpoint: Path) -> ZeroFiles | None:
     """ZeRO's files in a checkpoint's folder or one below it (DeepSpeed 0.19.8, runtime/engine.py:4302); None:
-    there are none. Raises InputError: several engines', or a rank's are missing."""
+    there are none. Raises InputError: several engines', a rank's are missing, or one is no regular file."""
     found = [
         (path, match)
         for path in sorted(checkpoint.rglob("*_optim_states.pt"))
@@ -70,10 +72,20 @@ def zero_files(checkpoint: Path) -> ZeroFiles | None:
     return ZeroFiles(
         folder=folder,
         ranks=ranks,
-        states=tuple(path.stat().st_size for path, _ in found),
-        models=tuple(path.stat().st_size for path in models),
+        states=tuple(size_of(path) for path, _ in found),
+        models=tuple(map(size_of, models)),
         unsupported=_unsupported(folder, {int(match["mp"]) for _, match in found}),
     )
+
+
+def size_of(path: Path) -> int:
+    """Read how many bytes a file has that PyTorch is to read. Raises InputError: a pipe, say, in its place,
+    of which PyTorch would wait for the end."""
+    try:
+        with open_regular(path, os.sep) as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
 
 
 def _unsupported(folder: Path, model_parallel: set[int]) -> str:

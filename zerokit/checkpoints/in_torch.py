@@ -29,6 +29,9 @@ def zero_facts(folder: str) -> dict[str, Any]:
     kept = sorted({key for group in groups.values() for key in group} - {"step"})
     shapes = [shape for group in model["param_shapes"] or () for shape in group.values()]
     frozen = model.get("frozen_param_shapes") or {}
+    sizes = [size for shape in [*shapes, *frozen.values()] for size in shape]
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ValueError("a weight's shape is not of whole numbers")
     zero = (model.get("ds_config") or {}).get("zero_optimization") or {}
     return {
         "ranks": max(counts) if isinstance(counts, list) else counts,
