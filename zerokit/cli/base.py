@@ -121,7 +121,10 @@ _LISTS = ("--gpu", "--price", "--method", "--lora-targets")
 
 def stray(word: str, args: Sequence[str], more: str = "") -> str:
     """What to say of a word, among all that was typed after the command, that is no option's value: a list
-    was meant, or a model. ``more``: how else a word is given."""
+    was meant, an engine's file, or a model. ``more``: how else a word is given."""
+    from zerokit.linter.files import read_file
+    from zerokit.trainer_files.reading import read_by
+
     at = list(args).index(word)
     option, first = args[max(0, at - 2)], args[max(0, at - 1)]
     if first.startswith("--"):
@@ -135,6 +138,8 @@ def stray(word: str, args: Sequence[str], more: str = "") -> str:
     files = [typed for typed in args if typed.endswith(ENDINGS) and "=" not in typed]
     if word in files and len(files) > 1:
         return f"{files[1]}: one file is answered for, and {files[0]} is named before it; leave one out"
+    if word.endswith(".json") and (kind := read_file(word).kind) in ("accelerate", "deepspeed"):
+        return read_by(kind, word)
     is_no_model = Path(word).is_file() and not word.endswith(".json")  # a log, say
     model = "NAME or --model PATH (its config.json)" if is_no_model else word
     return f"{word}: name a model with --model {model}{more}"

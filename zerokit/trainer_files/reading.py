@@ -123,6 +123,14 @@ _NO_TRAINERS = {"distributed_type": "accelerate", "zero_optimization": "deepspee
 """A key of a file that configures what a trainer runs under -> the option that reads it."""
 
 
+def read_by(option: str, path: str) -> str:
+    """Say of a file that configures what a trainer runs under which option reads it."""
+    return (
+        f"{path}: is no trainer's file: `zerokit estimate --{option} {path}` estimates it, and "
+        f"`zerokit plan --against {path}` compares a plan with it"
+    )
+
+
 def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
     """Read a file; ``kind``: the trainer's name, where its keys do not tell. Raises InputError: it is no
     trainer's. FileInputError: it cannot be read."""
@@ -143,10 +151,7 @@ def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
     trainer = trainers()[kind] if kind else trainer_of(value)
     if trainer is None:
         if option := next((option for key, option in _NO_TRAINERS.items() if key in value), None):
-            raise InputError(
-                f"{path}: is no trainer's file: `zerokit estimate --{option} {path}` estimates it, and "
-                f"`zerokit plan --against {path}` compares a plan with it"
-            )
+            raise InputError(read_by(option, path))
         raise InputError(
             f"{path}: no two of its keys are one trainer's alone; say whose file it is with ⟨from⟩: "
             f"{', '.join(KINDS)}"
