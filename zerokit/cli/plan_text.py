@@ -42,7 +42,7 @@ _SCREEN = 24
 _CLOSING = "--explain adds memory and time in detail, other plans, and every file"
 _BAR = 24
 _NAMES = 13
-_BESIDE_FIT = ("under-deepspeed", "not-shared")
+_BESIDE_FIT = ("under-deepspeed", "not-shared", "engine-left-out")
 """Notes that stand beside what fits, which no screen is too small for."""
 _MOST_GAINS = 3
 _MOST_OTHERS = 2  # rehearsals beside the choice's that the first screen has in full

@@ -29,7 +29,7 @@ from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
 from zerokit.search.engine import ANY_ENGINE, ENGINES
-from zerokit.search.space import Pins, Request, unmodelled_with_loss
+from zerokit.search.space import Pins, Request, refuse_sharing, unmodelled_with_loss
 from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace
 
@@ -479,16 +479,16 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         raise InputError("offload to nvme: name a folder on a local NVMe disk with ⟨nvme⟩ DIR")
     fixed |= dict.fromkeys(fixed, "none") if on_cpu else {}
     engine = options["engine"] if asks_any else choice(options, "engine") or "deepspeed"
-    shared = sharing_option(engine)
-    for name, fix in (("sp", "with ⟨engine⟩ fsdp2 use ⟨cp⟩"), ("cp", "add ⟨engine⟩ fsdp2, or use ⟨sp⟩")):
-        if name != shared and options.get(name) not in (None, 1, "1"):
-            raise InputError(f"⟨{name}⟩ {options[name]}: not planned with ⟨engine⟩ {engine}; {fix}")
+    asked = [name for name in ("sp", "cp") if options.get(name) not in (None, 1, "1")]
+    if len(asked) > 1:
+        raise InputError("⟨sp⟩ beside ⟨cp⟩: ranks share a sequence in one of the two ways; leave one out")
+    shared = asked[0] if asked else sharing_option(engine)
     for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation"):  # fmt: skip
         fixed[name] = integer(options, shared if name == "sequence_parallel" else SETTINGS[name].argument)
     for name in ("reduce_bucket", "prefetch_bucket", "persistence", "sub_group"):
         fixed[f"{name}_{'threshold' if name == 'persistence' else 'size'}"] = count(options, name)
-    return Pins(
+    pins = Pins(
         engine=engine,
         load_dtype=choice(options, "load_dtype"),
         zero_stage=stage,
@@ -499,5 +499,9 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         # a server is started for the degrees it is given; a training script must do its part
         search_tensor=options.get("tp") == "auto" or bool(options.get("inference")),
         search_sequence=options.get(shared) == "auto",
+        shared_by="".join(asked),
         **fixed,
     )
+    if not asks_any:
+        refuse_sharing(pins)
+    return pins

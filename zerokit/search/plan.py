@@ -35,6 +35,7 @@ from zerokit.search.space import (
     divisors,
     layout_violation,
     layouts,
+    refuse_sharing,
 )
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
@@ -387,6 +388,7 @@ def check_pins(space: Space) -> None:
     """Refuse fixed values that cannot be, with the option to change. Raises InputError: names the option."""
     pins, cluster, batch = space.pins, space.cluster, space.global_batch
     shared = f"⟨{sharing_option(pins.engine)}⟩"
+    refuse_sharing(pins)
     refuse_placement(space.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
                          (shared, pins.sequence_parallel)):  # fmt: skip

@@ -14,7 +14,9 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import MemoryEstimate, Strategy
+from zerokit.errors import InputError
 from zerokit.notes import Note
 from zerokit.rules import Setup, Violation, layout_violations
 from zerokit.timing.constants import HUGGING_FACE, Calibration, Constants
@@ -37,6 +39,7 @@ class Pins:
         engine: which one trains.
         load_dtype: precision of the weights as the script loads them; without an engine alone.
         search_tensor, search_sequence: the script does what the degree needs of it.
+        shared_by: the option that asks for ranks that share a sequence; empty: none does.
         pipeline_module: it builds a PipelineModule; pipelines and tensor parallel are searched.
         second_copy: whether hpZ may keep one inside each node.
         settings: values of what is not searched, with DeepSpeed's defaults.
@@ -61,6 +64,7 @@ class Pins:
     pipeline_module: bool = False
     search_tensor: bool = False
     search_sequence: bool = False
+    shared_by: str = ""
     second_copy: bool = True
     settings: DeepSpeedSettings = DeepSpeedSettings()
 
@@ -68,6 +72,19 @@ class Pins:
         """The fixed sizes, by the names of :class:`Knobs`."""
         names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+_OTHER_WAY = {"sp": "with ⟨engine⟩ fsdp2 use ⟨cp⟩", "cp": "add ⟨engine⟩ fsdp2, or use ⟨sp⟩"}
+
+
+def refuse_sharing(pins: Pins) -> None:
+    """Refuse the option of another engine for ranks that share a sequence. Raises InputError: names it."""
+    asked = pins.shared_by
+    if asked and asked != sharing_option(pins.engine):
+        raise InputError(
+            f"⟨{asked}⟩ {pins.sequence_parallel or 'auto'}: not planned with ⟨engine⟩ {pins.engine}; "
+            f"{_OTHER_WAY[asked]}"
+        )
 
 
 @frozen_dataclass

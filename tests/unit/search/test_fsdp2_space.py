@@ -45,6 +45,24 @@ def test_auto_says_which_engine_it_leaves_out_and_why() -> None:
     assert any(note["id"] == "engine-left-out" and "--zero" in note["text"] for note in told["notes"])
 
 
+@pytest.mark.parametrize(
+    ("option", "degree", "engine", "other"),
+    [("cp", 2, "fsdp2", "deepspeed"), ("cp", "auto", "fsdp2", "deepspeed"), ("sp", 2, "deepspeed", "fsdp2")],
+)
+def test_auto_leaves_out_the_engine_that_shares_sequences_otherwise(
+    option: str, degree: object, engine: str, other: str
+) -> None:
+    told = zerokit.plan(**JOB, engine="auto", **{option: degree}).to_dict()
+    assert {one["engine"] for one in (told["chosen"], *told["alternatives"])} == {engine}
+    (note,) = [one["text"] for one in told["notes"] if one["id"] == "engine-left-out"]
+    assert note.startswith(f"--engine {other} left out: --{option} {degree}: not planned with")
+
+
+def test_sequences_are_shared_in_one_way() -> None:
+    with pytest.raises(InputError, match="sp beside cp"):
+        zerokit.plan(**JOB, engine="auto", sp=2, cp="auto")
+
+
 @pytest.mark.parametrize("option", ["offload_optimizer", "offload_param"])
 def test_an_offload_that_was_asked_for_is_kept(option: str) -> None:
     """Weights and states go together, so either option asks for both."""
