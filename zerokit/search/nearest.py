@@ -86,7 +86,7 @@ def fixed_options(request: Request) -> list[str]:
 def _freed(request: Request) -> tuple[Request, str] | None:
     """The request without the options that fix the strategy, and these in words; None: there are none."""
     pins = request.pins
-    kept = ("pipeline_module", "search_tensor", "search_sequence", "micro_batch", "settings")
+    kept = ("engine", "pipeline_module", "search_tensor", "search_sequence", "micro_batch", "settings")
     free = Pins(**{name: getattr(pins, name) for name in kept})
     fixed = fixed_options(request)
     if pins == free or not (fixed or pins.sizes() or pins.overlap_comm is not None):

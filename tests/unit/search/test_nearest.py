@@ -227,3 +227,14 @@ def test_the_number_next_to_one_that_does_not_fit_is_found(misfit: int, fitting:
 
     assert halved(misfit, fitting, f"on {fitting}", attempt) == (found, f"on {found}")
     assert len(asked) <= abs(fitting - misfit).bit_length()
+
+
+def test_freed_options_leave_the_engine() -> None:
+    """40,960 tokens on each of four GPUs fit with ZeRO-3, and not with FSDP2."""
+    with pytest.raises(NothingFits) as failed:
+        zerokit.plan(
+            model="llama-3.1-8b", gpus=4, gpu="h100-sxm-80gb", seq_len=40_960, engine="fsdp2", cp=2,
+            checkpointing="none",
+        )  # fmt: skip
+    (freed,) = [line for line in str(failed.value).splitlines() if "without cp 2 checkpointing none" in line]
+    assert "FSDP2" in freed and "ZeRO" not in freed
