@@ -198,7 +198,7 @@ def _fsdp(document: Document) -> Iterator[Finding]:
         return
     block: Mapping[str, Any] = config if isinstance(config, dict) else {}
     yield from _fsdp_words(document, block)
-    yield from _fsdp_block(document, block)
+    yield from _fsdp_block(document, block, ("fsdp_config",))
     if fsdp_version(block, 2) == 1:
         return
     yield from _steps_shards(document, block, "optim")
@@ -227,10 +227,16 @@ def _fsdp_words(document: Document, block: Mapping[str, Any]) -> Iterator[Findin
             yield _FSDP_1_OPTION.at(document, source=_source(), word=word)
 
 
-def _fsdp_block(document: Document, block: Mapping[str, Any]) -> Iterator[Finding]:
+def lint_fsdp_config(document: Document) -> Iterator[Finding]:
+    """Find what the Trainer ignores or refuses of an ``fsdp_config`` in a file of its own."""
+    yield from (read_past(document, problem, "warning") for problem in document.problems)
+    yield from _fsdp_block(document, document.value, ())
+
+
+def _fsdp_block(document: Document, block: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[Finding]:
     known_keys = argument_list()["fsdp_config"]
     for key, value in block.items():
-        name, path = str(key).removeprefix("fsdp_"), ("fsdp_config", key)
+        name, path = str(key).removeprefix("fsdp_"), (*at, key)
         if name not in known_keys:
             guess = nearest(name, known_keys)
             fix = f"use {', '.join(known_keys)}, or remove it"

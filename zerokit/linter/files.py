@@ -22,7 +22,7 @@ from zerokit.linter.accelerate.keys import LAUNCH, is_file
 from zerokit.linter.accelerate.keys import key_list as accelerate_keys
 from zerokit.linter.accelerate.parallelism import runs_as
 from zerokit.linter.accelerate.top_level import lint_accelerate, named_config, number_of_processes
-from zerokit.linter.arguments_file import find_beside, lint_arguments, named_deepspeed
+from zerokit.linter.arguments_file import find_beside, lint_arguments, lint_fsdp_config, named_deepspeed
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.deepspeed.keylist import wrapper
 from zerokit.linter.deepspeed.readers import forget_scripts, scripts_of
@@ -240,7 +240,7 @@ def _kind_of_json(value: Mapping[str, Any]) -> str:
     if len(keys & _ARGUMENTS) >= 2 or trainer_of(value):
         return "arguments"
     if {key.removeprefix("fsdp_") for key in keys} & _SHARDING:
-        return "other"
+        return "fsdp_config"
     if keys & (_MODEL | _PACKAGE) and not keys & {"train_micro_batch_size_per_gpu", "train_batch_size"}:
         return "other"
     if not keys or deepspeed_keys or any(_could_be(key) for key in keys):
@@ -423,7 +423,7 @@ _MARKS = re.compile(
 
 def _is_configuration(file: CheckedFile) -> bool:
     """Whether a file that nobody named is one to check."""
-    if file.kind in ("hostfile", "plan", "recipe") or file.trainer:
+    if file.kind in ("fsdp_config", "hostfile", "plan", "recipe") or file.trainer:
         return True
     if file.document is not None and isinstance(file.document.value, list):
         return False
@@ -539,6 +539,8 @@ def _lint(files: list[CheckedFile], context: Context) -> None:
         elif file.kind == "arguments" and isinstance(getattr(file.document, "value", None), dict):
             assert file.document is not None
             _add(file, functools.partial(lint_arguments, file.document, context))
+        elif file.kind == "fsdp_config" and file.document is not None:
+            _add(file, functools.partial(lint_fsdp_config, file.document))
         elif file.kind == "hostfile" and file.document is not None:
             _add(file, functools.partial(lint_hostfile, file.document, world_size))
         elif file.kind == "deepspeed" and file.document is not None:

@@ -25,7 +25,7 @@ from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.emit.files import NAMES, plan_files
 from zerokit.errors import InputError
-from zerokit.linter.files import detect_kind
+from zerokit.linter.files import check_files, detect_kind
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.plan_result import write_plan
 from zerokit.values import replace
@@ -89,10 +89,16 @@ def test_a_plans_file_reads_back_as_the_same_strategy(
     assert (read.engine, read.strategy()) == ("fsdp2", clipped)
 
 
-def test_a_trainers_fsdp_config_is_no_deepspeed_file() -> None:
-    """``activation_checkpointing`` is a key of both."""
+def test_a_trainers_fsdp_config_is_checked_as_one(tmp_path: Path) -> None:
+    """``activation_checkpointing`` is a key of DeepSpeed's, too."""
     config = fsdp2.trainer_config(Strategy(settings=MIXED, data_parallel=4))
-    assert detect_kind("fsdp_config.json", json.dumps(config)) == "other"
+    path = tmp_path / "fsdp_config.json"
+    path.write_text(json.dumps(config))
+    (file,) = check_files([str(path)])
+    assert (file.kind, file.findings) == ("fsdp_config", [])
+    path.write_text(json.dumps(config).replace("reshard_after", "reshrad_after"))
+    (finding,) = check_files([str(path)])[0].findings
+    assert (finding.rule, finding.location.line) == ("arguments-fsdp-ignored-key", 1)
     assert detect_kind("ds_config.json", json.dumps({**config, "zero_optimization": {}})) == "deepspeed"
 
 
