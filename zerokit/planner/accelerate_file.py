@@ -25,7 +25,7 @@ from zerokit.planner.options import OPTIONS
 from zerokit.planner.request import refuse_strategy
 from zerokit.search.fsdp2_space import refuse_optimizer, trained_bytes
 from zerokit.search.plan import choose_precision
-from zerokit.search.space import Layout, Request, layout_violation
+from zerokit.search.space import Layout, Request, refuse_layout
 from zerokit.values import frozen_dataclass, replace
 
 _READ = ("checkpointing", "offload_activations")
@@ -116,9 +116,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         )
     data = shards * replicas
     layout = Layout(data=data, tensor=1, pipeline=1, sequence=shared)
-    refused = layout_violation(layout, replace(request, pins=replace(pins, engine="fsdp2")))
-    if refused is not None:
-        raise InputError(f"{file.path}: {refused.message}; {refused.fix}")
+    refuse_layout(layout, replace(request, pins=replace(pins, engine="fsdp2")), f"{file.path}: ")
     if request.cluster.on_cpu:  # accelerate 1.15, state.py:982
         raise InputError(f"{file.path}: ⟨device⟩ cpu: Accelerate divides nothing on CPU ranks")
     if job.inference:

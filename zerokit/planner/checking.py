@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zerokit import planner
 from zerokit.commands import command_text
+from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, plain, silent
@@ -32,6 +33,7 @@ from zerokit.planner.recipes import Recipe
 from zerokit.rules.batch import ranks_of
 from zerokit.search import close_calls
 from zerokit.search.explain import host_lack_words
+from zerokit.search.space import LayoutRefused
 from zerokit.strictload import Document, Location
 from zerokit.units import counted, format_gib, parse_positive_int
 
@@ -44,6 +46,7 @@ _NOT_MODELLED = Row(
     "not-modelled", "", "{key} ({changes}) is not modelled: whether the file fits was judged without it",
     "measure a run with zerokit launch", "", "note",
 )  # fmt: skip
+_SHARED = f"parallelism_config.{PARALLELISM_PREFIX}cp_size"
 _DOES_NOT_FIT = Row("does-not-fit", "", "{message}", "let `zerokit plan` choose")
 _FITS_CHECKPOINTED = _DOES_NOT_FIT._replace(
     fix="turn it on in the script, and say so here with ⟨checkpointing⟩ full", severity="warning"
@@ -56,12 +59,12 @@ class Fit:
 
     Attributes:
         fits: None: no memory was named, it does not use DeepSpeed, or errors keep it from being judged.
-        severity: of what is lacking; None: nothing is, as far as is told.
+        row: of the finding that it is; None: nothing is lacking, as far as is told.
         marked: a sentence with the figures, with the arguments that it names marked (:mod:`zerokit.fields`).
     """
 
     fits: bool | None
-    severity: Literal["error", "warning"] | None
+    row: Row | None
     marked: str
 
     @property
@@ -135,30 +138,34 @@ def _whether_accelerate_fits(
     """What an estimate of an accelerate YAML says; None: the DeepSpeed file that it names speaks for it."""
     engine = value.get("distributed_type")
     if engine not in ("DEEPSPEED", "FSDP"):
-        return Fit(fits=None, severity=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
+        return Fit(fits=None, row=None, marked=f"it does not use DeepSpeed: {rehearsal_of(value)}")
     if engine == "DEEPSPEED" and (value.get("deepspeed_config") or {}).get("deepspeed_config_file"):
         return None  # checked as a file of its own
     try:
         return _fit(options, path, say, "accelerate")
     except InputError as error:
-        return Fit(fits=None, severity=None, marked=f"fit not judged: {error.marked}")
+        if isinstance(error, LayoutRefused) and not error.broken.rule.unmodelled:
+            refused, rule = error.broken, error.broken.rule
+            row = Row(rule.id, _SHARED, "{message}", refused.fix, rule.source)
+            return Fit(fits=None, row=row, marked=refused.message)
+        return Fit(fits=None, row=None, marked=f"fit not judged: {error.marked}")
 
 
 def _fit(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -> Fit:
     """Whether it fits; ``named``: the argument of an estimate that takes the file."""
     fits, message = _answer(estimate_options, path, say, named)
     if fits is not False:
-        return Fit(fits=fits, severity=None, marked=message)
+        return Fit(fits=fits, row=None, marked=message)
     if "checkpointing" not in estimate_options:
         fits_then, _ = _answer({**estimate_options, "checkpointing": "full"}, path, say, named)
         if fits_then is not False:
             return Fit(
                 fits=False,
-                severity="warning",
+                row=_FITS_CHECKPOINTED,
                 marked=f"{message} without activation checkpointing; it {'fits' if fits_then else 'may fit'} "
                 "if the script turns that on",
             )
-    return Fit(fits=False, severity="error", marked=message)
+    return Fit(fits=False, row=_DOES_NOT_FIT, marked=message)
 
 
 def _answer(estimate_options: Mapping[str, str], path: str, say: Say, named: str) -> tuple[bool | None, str]:
@@ -520,7 +527,7 @@ def _ask_whether_it_fits(
     for file in checked:
         why_not = _why_not_judged(file)
         if why_not is not None:
-            told[file.path] = Fit(fits=None, severity=None, marked=f"fit not judged: {why_not}")
+            told[file.path] = Fit(fits=None, row=None, marked=f"fit not judged: {why_not}")
             say(f"{file.path}: {told[file.path].marked}")
         if file.document is None or file.failed or why_not is not None:
             continue
@@ -541,9 +548,9 @@ def _ask_whether_it_fits(
         else:
             continue
         told[file.path] = fit
-        if fit.severity is None:
+        if fit.row is None:
             say(f"{file.path}: {fit.marked}")
             continue
-        row = _FITS_CHECKPOINTED if fit.severity == "warning" else _DOES_NOT_FIT
-        file.findings.append(row.at(file.document, stage, message=fit.marked))
+        at = None if fit.row.key else stage
+        file.findings.append(fit.row.at(file.document, at, message=fit.marked))
     return told

@@ -26,7 +26,7 @@ from zerokit.search.space import (
     Layout,
     Pins,
     Request,
-    layout_violation,
+    refuse_layout,
 )
 from zerokit.units import counted
 from zerokit.values import replace
@@ -167,9 +167,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
         )
     layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,
                     sequence=sequence)  # fmt: skip
-    refused = layout_violation(layout, request)
-    if refused is not None:
-        raise InputError(f"{refused.message}; {refused.fix}")
+    refuse_layout(layout, request)
     checkpointing = pins.checkpointing or "none"
     if file is not None:
         settings, open_notes = with_open_values(file.settings, file.config, request)

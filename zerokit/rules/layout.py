@@ -54,6 +54,7 @@ _rule = functools.partial(Rule, scope="layout")
 LAYOUT_RULES: tuple[Rule, ...] = (
     _rule(
         id="tensor-parallel-divides-heads",
+        unmodelled=True,
         silent=True,
         source="deepspeed/module_inject/tp_shard.py:122",
         key=_AUTOTP,
@@ -79,6 +80,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         id="tensor-parallel-divides-key-value-heads",
+        unmodelled=True,
         silent=True,
         source="deepspeed/module_inject/tp_shard.py:122",
         key=_AUTOTP,
@@ -225,6 +227,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         id="context-parallel-with-latent-attention",
+        unmodelled=True,
         silent=True,
         source="torch/distributed/tensor/experimental/_context_parallel/_attention.py:366",
         key=_RING,
@@ -234,6 +237,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     _rule(
         id="context-parallel-divides-sequence",
+        unmodelled=True,
         source="torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py:475",
         key=_RING,
         message="context parallel {degree}: {tokens} tokens of a sequence are no multiple of {chunks}, so that "

@@ -109,6 +109,7 @@ class Rule:
         otherwise: severity where somebody else may read the file, too; ``None``: it is not shown then.
         since, until: first and last minor version of DeepSpeed in which it holds, of those that there are
             tables for.
+        unmodelled: what runs so may go well; nothing here tells what it takes.
         without_effect: the run works, and the setting does nothing: an estimate asks which of the two is meant.
         option_fix: the fix in options of ``zerokit plan``, where they set what is wrong; empty: ``fix`` says it.
         missing: the key whose absence it is; a misspelt one is a finding of its own.
@@ -129,6 +130,7 @@ class Rule:
     otherwise: Severity | None = "warning"
     option_fix: str = ""
     missing: str = ""
+    unmodelled: bool = False
     without_effect: bool = False
     since: tuple[int, int] = (0, 0)
     until: tuple[int, int] = (99, 0)

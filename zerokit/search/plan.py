@@ -35,6 +35,7 @@ from zerokit.search.space import (
     divisors,
     layout_violation,
     layouts,
+    refuse_layout,
     refuse_sharing,
 )
 from zerokit.timing.step_time import TimeModel
@@ -405,9 +406,7 @@ def check_pins(space: Space) -> None:
     data = cluster.gpus // (tensor * pipeline * sequence)
     layout = Layout(data=data, tensor=tensor, pipeline=pipeline, sequence=sequence)
     engine_of(space).check(space, layout)
-    refused = layout_violation(layout, space)
-    if refused is not None:
-        raise InputError(f"{refused.message}; {refused.fix}")
+    refuse_layout(layout, space)
     refuse_micro_batch(batch, pins, _data_ranks(space))
     if pins.tensor_parallel is None and pins.sequence_parallel is None and pins.pipeline_parallel is None:
         return

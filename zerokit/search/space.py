@@ -123,6 +123,20 @@ def layout_violation(layout: Layout, of: Request | Space) -> Violation | None:
     return next(violations, None)
 
 
+class LayoutRefused(InputError):
+    """A division of the GPUs that a rule forbids."""
+
+    def __init__(self, broken: Violation, where: str) -> None:
+        self.broken = broken
+        super().__init__(f"{where}{broken.message}; {broken.fix}")
+
+
+def refuse_layout(layout: Layout, of: Request | Space, where: str = "") -> None:
+    """Refuse what a rule forbids; ``where``: begins the message. Raises LayoutRefused: names the fix."""
+    if (broken := layout_violation(layout, of)) is not None:
+        raise LayoutRefused(broken, where)
+
+
 def divisors(number: int) -> list[int]:
     """All divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]

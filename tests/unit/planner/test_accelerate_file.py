@@ -166,6 +166,24 @@ def test_check_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "v1.yaml: fit not judged: v1.yaml: FSDP version 1 is not modelled" in err
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "code", "said"),
+    [
+        ("mistral-7b-v0.1", "4096", 2, "[context-parallel-other-masks]"),  # a sliding window of 4,096
+        ("bert-base", "512", 2, "[context-parallel-needs-causal-model]"),
+        ("llama-3.2-1b", "4100", 0, "fit not judged: shared.yaml: context parallel 4: 4,100 tokens"),
+    ],
+)
+def test_check_finds_models_whose_sequences_cannot_be_shared(
+    model: str, length: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accelerate refuses a window in ``prepare`` (big_modeling.py:819, 1.15); unequal shares run."""
+    path = write(accelerate_config(replace(EIGHT, data_parallel=2, sequence_parallel=4), 1), "shared.yaml")
+    ended, out, err = call(capsys, "check", path, "--model", model, "--gpu", "h200", "--seq-len", length)
+    assert ended == code and said in out + err
+    assert ("parallelism_config_cp_size: 4" in out) is (code == 2)
+
+
 def test_check_judges_a_plans_file_by_the_plans_job(capsys: pytest.CaptureFixture[str]) -> None:
     """Method, length and batch, which the file leaves to the script."""
     job = ("--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "h100-sxm-80gb")
