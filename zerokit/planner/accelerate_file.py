@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.fsdp2_config import Fsdp2Config, from_accelerate, from_arguments
+from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX, Fsdp2Config, from_accelerate, from_arguments
 from zerokit.domain.settings import PLUGIN_KEYS, PLUGINS_STAGE
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
@@ -66,23 +66,10 @@ def read_accelerate_file(
                 else from_arguments(whole_arguments(value, path))
             )
             filled = _filled(options, {**says.batch, "gpus": says.processes, "nodes": says.nodes})
+            _refuse_decided(options, says, kind)
             for option in OPTIONS:
                 if option.group == "Strategy" and option.name not in _READ and is_given(options, option.name):
                     raise InputError(f"⟨{option.name}⟩: FSDP2 does not read it; leave it out")
-            if says.checkpointing and options.get("checkpointing") not in (None, "auto", "full"):
-                raise InputError(
-                    f"⟨checkpointing⟩ {options['checkpointing']}: the file decides it: set "
-                    "fsdp_activation_checkpointing (true now) in it, or leave out ⟨checkpointing⟩"
-                )
-            if says.names_precision and options.get("precision") not in (
-                None,
-                "auto",
-                says.settings.precision,
-            ):
-                raise InputError(
-                    f"⟨precision⟩ {options['precision']}: the file decides it: set mixed_precision "
-                    f"({says.settings.precision} now) in it, or leave out ⟨precision⟩"
-                )
             if not filled.get("gpus"):
                 raise InputError("does not say on how many ranks it runs; give ⟨gpus⟩ N")
             return Fsdp2File(path=path, says=says, ignored=ignored), filled
@@ -99,6 +86,28 @@ def read_accelerate_file(
     config = plugins_config(block, value.get("mixed_precision"))
     settings = settings_beside(options, path, config)
     return StrategyFile(path=path, config=config, settings=settings, remarks=ignored), filled
+
+
+def _refuse_decided(options: Mapping[str, Any], says: Fsdp2Config, kind: str) -> None:
+    """Refuse what the file decides otherwise. Raises InputError: names its key, with the value."""
+    precision, offload = says.settings.precision, ("fsdp_offload_params", str(says.settings.offload).lower())
+    decided = {
+        "checkpointing": ("fsdp_activation_checkpointing", "true") if says.checkpointing else None,
+        "precision": ("mixed_precision", precision) if says.names_precision else None,
+    }
+    if kind == "accelerate":
+        decided |= dict.fromkeys(("offload_optimizer", "offload_param"), offload)
+        decided |= {
+            "engine": ("distributed_type", "FSDP"),
+            "cp": (f"{PARALLELISM_PREFIX}cp_size", str(says.shared)),
+        }
+    same = {"checkpointing": "full", "precision": precision}
+    for name, key in decided.items():
+        if key and is_given(options, name) and options[name] != same.get(name):
+            raise InputError(
+                f"⟨{name}⟩ {options[name]}: the file decides it: set {key[0]} ({key[1]} now) in it, or leave "
+                f"out ⟨{name}⟩"
+            )
 
 
 def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[Note, ...]]:
