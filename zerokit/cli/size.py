@@ -73,10 +73,10 @@ def _text(result: SizeResult, *, explain: bool) -> str:
 
     is_priced = any(row.cost_per_1e9_tokens is not None for row in result.sizes)
     unpriced = [] if is_priced else prose.bullets(["costs are not compared: --price AMOUNT, per GPU-hour"])
-    of_file = with_id(result.notes, *OF_FILE)
+    told = with_id(result.notes, "longer-without-engine", *OF_FILE)
     unpriced += prose.bullets([] if explain else with_id(result.notes, "prices"))
     lines = [*prose.wrap(f"Fewest GPUs for {result.model_name}", later="  "), *prose.bullets(result.answer)]
-    lines += prose.bullets(of_file)
+    lines += prose.bullets(told)
     commands = result.next_by_method
     following = []
     if commands:

@@ -452,6 +452,11 @@ def pace(planned: PlannedStrategy) -> str:
     )
 
 
+LONGER_WITHOUT_ENGINE = (
+    f"steps without an engine took up to {LONGEST_WITHOUT_ENGINE:.0%} longer than predicted"
+)
+
+
 def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
     """What qualifies the step time, in sentences: that no rehearsal timed it, or at which host's speed, that
     it was never measured on such hardware."""
@@ -464,8 +469,7 @@ def pace_notes(planned: PlannedStrategy) -> tuple[str, ...]:
     elif factor is not None:
         notes = (f"The step is rehearsed at the host speed kept on this machine, {factor:.2f}",)
     if planned.engine == "ddp" and not planned.cluster.on_cpu:
-        longest = f"{LONGEST_WITHOUT_ENGINE:.0%}"
-        notes = (*notes, f"Measured steps without an engine took up to {longest} longer than predicted")
+        notes = (*notes, f"Measured {LONGER_WITHOUT_ENGINE}")
     parts = planned.estimate.measured_on_no_machine
     gpu = planned.cluster.gpu
     name = f"{gpu.name} (its speeds are assumed)" if gpu.stands_in else gpu.name

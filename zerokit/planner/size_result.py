@@ -15,7 +15,7 @@ from zerokit.fields import plain
 from zerokit.memory.closed_form import CLOSED_FORM_NOTE
 from zerokit.notes import Note, notes_of
 from zerokit.planner.costs import costs_of, price_notes
-from zerokit.planner.documents import Document, Read, Sentence, degrees, html_table
+from zerokit.planner.documents import LONGER_WITHOUT_ENGINE, Document, Read, Sentence, degrees, html_table
 from zerokit.planner.hardware import choice, doubted_vram, integer
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import refuse_other_engines, resolve
@@ -494,6 +494,8 @@ def fewest(
     speeds: tuple[Note, ...] = ()
     if options.get("vram") and not options.get("gpu"):  # why a card of the catalogue is named
         speeds = (Note("speeds-assumed", for_vram(parse_bytes(options["vram"], "⟨vram⟩"))[1]),)
+    if any(size.candidate is not None and size.candidate.strategy.engine == "ddp" for size in results):
+        speeds = (*speeds, Note("longer-without-engine", f"measured {LONGER_WITHOUT_ENGINE}"))
     rows = [FewestGpus(size=size, tokens=trained_on, **costs(size)) for size in results]
     priced = any(row.price_per_gpu_hour is not None for row in rows)
     if cheapest and not priced:

@@ -58,6 +58,8 @@ def test_all_reduce_takes_longer_on_a_slower_network() -> None:
 def test_steps_without_an_engine_are_said_to_be_unsure() -> None:
     told = zerokit.estimate(**JOB, gpus=1, engine="ddp")
     assert any("without an engine" in note for note in documents.pace_notes(told.planned))
+    sized = [zerokit.size(**JOB, gpus=1, engine=engine).assumptions for engine in ("ddp", "deepspeed")]
+    assert ["64% longer than predicted" in " ".join(notes) for notes in sized] == [True, False]
     longer = []
     for name, row in rows("trainer-files").items():
         if "alone_step_seconds" in row:
