@@ -77,14 +77,14 @@ def _text(result: SizeResult, *, explain: bool) -> str:
     unpriced += prose.bullets([] if explain else with_id(result.notes, "prices"))
     lines = [*prose.wrap(f"Fewest GPUs for {result.model_name}", later="  "), *prose.bullets(result.answer)]
     lines += prose.bullets(told)
-    commands = result.next_by_method
+    commands, others = result.next_in_order
     following = []
     if commands:
         following = [prose.heading("Next, by method" if len(commands) > 1 else "Next")]
         following += [line for command in commands.values() for line in prose.command_lines(command)]
-    if cheapest := result.next_for_lowest_cost_by_method:
-        following.append("  # or, for the lowest cost:")
-        following += [line for command in cheapest.values() for line in prose.command_lines(command)]
+    if others:
+        following.append(f"  # or, for the {'fewest GPUs' if result.cheapest else 'lowest cost'}:")
+        following += [line for command in others.values() for line in prose.command_lines(command)]
     rows = _in_order(result.sizes, by_cost=result.cheapest or (is_priced and result.prices is None))
     titles = [title.partition("\n")[::2] for title in result.titles]
     if not explain:

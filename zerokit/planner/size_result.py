@@ -262,8 +262,18 @@ class SizeResult(Document):
 
     @property
     def next_command(self) -> str | None:
-        """The plan for the fewest GPUs; None where nothing fits, or several methods are compared."""
-        return None if self._compares_methods else next(iter(self.next_by_method.values()), None)
+        """The plan for the fewest GPUs, or with ``cheapest`` for the lowest cost; None where nothing fits, or
+        several methods are compared."""
+        return None if self._compares_methods else next(iter(self.next_in_order[0].values()), None)
+
+    @property
+    def next_in_order(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Method → its plan to make next, and another: for the fewest GPUs, then for the lowest cost; with
+        ``cheapest`` in the other order."""
+        fewest, lowest_cost = self.next_by_method, self.next_for_lowest_cost_by_method
+        if not self.cheapest:
+            return fewest, lowest_cost
+        return fewest | lowest_cost, {method: fewest[method] for method in lowest_cost}
 
     @property
     def next_by_method(self) -> dict[str, str]:

@@ -62,6 +62,10 @@ def test_size_answers_first_and_names_the_plan_to_make_next(capsys: pytest.Captu
     assert as_json(capsys, *words, "--price", "l40s=5,h200=6")["next_for_lowest_cost_by_method"] == {
         "lora": cheapest
     }
+    words = (*words, "--price", "l40s=5,h200=6", "--cheapest")
+    shown = call(capsys, *words)[1].partition("\nNext\n")[2].splitlines()
+    assert [line.strip() for line in shown[:3]] == [cheapest, "# or, for the fewest GPUs:", command]
+    assert as_json(capsys, *words)["next"] == cheapest
 
 
 def test_costs_are_those_of_the_table_and_of_the_whole_job(capsys: pytest.CaptureFixture[str]) -> None:
