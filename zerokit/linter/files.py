@@ -202,6 +202,8 @@ _SHARDING = frozenset({"auto_wrap_policy", "reshard_after_forward", "transformer
 _PACKAGE = frozenset({"dependencies", "devDependencies", "scripts"})
 
 
+JSON_ENDINGS = (".json", ".jsonc")
+"""The latter is what editors call JSON with comments, which hjson reads for DeepSpeed."""
 _OF_OTHERS = (".py", ".pyi", ".ipynb", ".sh", ".slurm", ".sbatch", ".md", ".rst", ".toml")
 
 
@@ -217,10 +219,10 @@ def detect_kind(path: str, text: str) -> str:
     if name.endswith(_OF_OTHERS) or text.startswith("#!"):
         raise FileInputError(path, UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
-    has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((".json", ".yaml", ".yml"))
+    has_lines = _HOSTFILE_LINE.search(text) and not name.endswith((*JSON_ENDINGS, ".yaml", ".yml"))
     if start != "{" and (name.startswith("hostfile") or has_lines):
         return "hostfile"
-    if name.endswith(".json") or (start == "{" and not name.endswith((".yaml", ".yml"))):
+    if name.endswith(JSON_ENDINGS) or (start == "{" and not name.endswith((".yaml", ".yml"))):
         value = parsed(path, text, "json").value
         return _kind_of_json(value) if isinstance(value, dict) else "deepspeed"
     value = parsed(path, text, "yaml").value
@@ -405,7 +407,7 @@ def read_file(path: str, *, kind: str | None = None, text: str | None = None) ->
 def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
     if kind == "hostfile":
         return Document(path=path, text=text)
-    is_json = path.endswith(".json") or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
+    is_json = path.endswith(JSON_ENDINGS) or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
     is_yaml = kind != "deepspeed" or path.endswith((".yaml", ".yml"))
     if is_yaml and not is_json:
         if kind in ("accelerate", "arguments", "deepspeed"):

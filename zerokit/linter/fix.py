@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
-from zerokit.linter.files import CheckedFile
+from zerokit.linter.files import JSON_ENDINGS, CheckedFile
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document, Lines, Path, parse_json, parse_yaml
@@ -52,7 +52,7 @@ def fixed_text(file: CheckedFile, wanted: Sequence[Finding]) -> tuple[str, list[
         return file.text, []  # a key names two locations
     as_json = bool(file.document.spans) and file.document.text.lstrip().startswith(("{", "/", "#"))
     is_yaml = file.path.endswith((".yaml", ".yml"))
-    as_json = as_json and ((file.kind == "deepspeed" and not is_yaml) or file.path.endswith(".json"))
+    as_json = as_json and ((file.kind == "deepspeed" and not is_yaml) or file.path.endswith(JSON_ENDINGS))
     found = [finding for finding in wanted if finding.rule != _COMMA]  # those when all else is in place
     edits = [edit for finding in found for edit in finding.edits]
     document, done = file.document, set[tuple[str, str]]()

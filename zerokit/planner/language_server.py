@@ -17,7 +17,7 @@ from zerokit.linter.suppress import settings_beside
 from zerokit.options import divided
 from zerokit.planner.checking import add_plans_and_recipes, context_of, for_versions
 from zerokit.planner.options import CheckOptions
-from zerokit.strictload import Location
+from zerokit.strictload import BYTE_ORDER_MARK, Location
 
 try:
     from lsprotocol import types
@@ -36,7 +36,9 @@ _SEVERITIES = {
 
 def serve() -> None:
     """Answer an editor on standard input and output until it ends."""
-    server = LanguageServer("zerokit", __version__)
+    # whole texts: pygls places changes by lines that are not the protocol's
+    whole = types.TextDocumentSyncKind.Full
+    server = LanguageServer("zerokit", __version__, text_document_sync_kind=whole)
 
     def publish(uri: str) -> None:
         document = server.workspace.get_text_document(uri)
@@ -105,16 +107,22 @@ def _checked(server: LanguageServer, document: TextDocument) -> CheckedFile | No
     return next((file for file in checked if file.path == path), None)
 
 
+def _lines(document: TextDocument) -> list[str]:
+    """The lines as the protocol and ``check`` count them: pygls ends one at U+2028, too."""
+    return str(document.source).split("\n")
+
+
 def _range(document: TextDocument, line: int, column: int, width: int) -> types.Range:
     """In the units of the client, from characters; ``line`` and ``column`` from 0."""
     start, end = types.Position(line, column), types.Position(line, column + width)
-    return document.position_codec.range_to_client_units(document.lines, types.Range(start, end))
+    return document.position_codec.range_to_client_units(_lines(document), types.Range(start, end))
 
 
 def _diagnostic(document: TextDocument, finding: Finding) -> types.Diagnostic:
-    line, column = finding.location.line - 1, finding.location.column - 1
-    text = document.lines[line] if line < len(document.lines) else ""
-    width = min(token_width(text, column + 1), max(0, len(text.rstrip("\r\n")) - column))
+    lines, line, column = _lines(document), finding.location.line - 1, finding.location.column - 1
+    column += line == 0 and document.source.startswith(BYTE_ORDER_MARK)  # ``check`` does not count it
+    text = lines[line] if line < len(lines) else ""
+    width = min(token_width(text, column + 1), max(0, len(text.rstrip("\r")) - column))
     return types.Diagnostic(
         range=_range(document, line, column, width),
         severity=_SEVERITIES[finding.severity], code=finding.rule, source="zerokit",
@@ -128,6 +136,8 @@ def _action(document: TextDocument, file: CheckedFile, finding: Finding) -> type
     if finding not in fixed:
         return None
     before = document.source
+    if before.startswith(BYTE_ORDER_MARK) and finding.rule != "json-byte-order-mark":
+        text = BYTE_ORDER_MARK + text
     start = _alike(before, text)
     end = _alike(before[:start:-1], text[:start:-1])
     change = types.TextEdit(_between(document, start, len(before) - end), text[start : len(text) - end])
@@ -150,4 +160,4 @@ def _between(document: TextDocument, start: int, end: int) -> types.Range:
     for offset in (start, end):
         before = document.source[:offset]
         positions.append(types.Position(before.count("\n"), len(before) - before.rfind("\n") - 1))
-    return document.position_codec.range_to_client_units(document.lines, types.Range(*positions))
+    return document.position_codec.range_to_client_units(_lines(document), types.Range(*positions))

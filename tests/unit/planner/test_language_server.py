@@ -85,7 +85,7 @@ MISSPELT = '{\n  "é": "😀", "train_batch_size": 8, "gradient_cliping": 1.0\n}
 
 def applied(text: str, edit: types.TextEdit) -> str:
     """A text of one edit, in the client's UTF-16 units."""
-    lines = text.splitlines(keepends=True)
+    lines = [f"{line}\n" for line in text.split("\n")]
 
     def offset(at: types.Position) -> int:
         before = lines[at.line].encode("utf-16-le")[: 2 * at.character] if at.line < len(lines) else b""
@@ -124,6 +124,29 @@ def test_what_is_typed_is_checked_and_fixed_without_being_saved(
 
     with_editor(tmp_path, script)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["shown.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ds.jsonc", "// with comments\n" + MISSPELT),
+        ("ds.json", "\ufeff" + MISSPELT),
+        ("ds.json", "\ufeff" + MISSPELT.replace("\n", " ")),
+        ("ds.json", MISSPELT.replace("é", "\u2028\x85")),
+    ],
+)
+def test_a_fix_is_where_the_key_is_and_leaves_the_rest(tmp_path: Path, name: str, text: str) -> None:
+    async def script(editor: Editor) -> None:
+        await editor.open(name, "{}")
+        told = await editor.type(name, text)
+        (wrong,) = (each for each in told if "gradient_cliping" in each.message)
+        assert applied(text, types.TextEdit(wrong.range, "X")) == text.replace('"gradient_cliping"', "X")
+        (action,) = (one for one in await editor.actions(name, wrong.range) if "gradient_cl" in one.title)
+        assert action.edit is not None and action.edit.changes is not None
+        (change,) = action.edit.changes[editor.uri(name)]
+        assert applied(text, change) == text.replace("cliping", "clipping")
+
+    with_editor(tmp_path, script)
 
 
 def test_files_that_belong_together_are_and_what_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
