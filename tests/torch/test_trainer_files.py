@@ -33,6 +33,7 @@ SHOWN = (
     "ex.llama.nolen", "ex.llama.accum", "ex.llama.adamwtorch", "ex.llama.z2", "ex.llama.z3", "ex.llama.fsdp2",
     "ex.llama.ddp2", "at.z0", "at.z2", "at.z3", "at.z2off", "at.fsdp2", "hb.qlora.mistral", "dps.full",
     "dps.lora", "dps.full.ddp2", "lf.dpo.full", "lf.dpo.lora.nock", "lf.dpo.full.pure", "lf.dpo.ds2",
+    "lf.simpo.lora.nock", "lf.orpo.full",
 )  # fmt: skip
 
 

@@ -187,6 +187,18 @@ _LLAMA_FACTORY = Trainer(
     },
 )
 
+_FACTORYS_PAIRS = replace(
+    _LLAMA_FACTORY,
+    title="LLaMA-Factory 0.9.5's training by preferences",
+    loss="logprobs",
+    sequences=2,
+    sources={
+        **_LLAMA_FACTORY.sources,
+        "loss": "llamafactory/train/dpo/trainer.py:186 and train/trainer_utils.py:608",
+    },
+)
+"""Without a reference model, as ORPO and SimPO are (hparams/finetuning_args.py, use_ref_model)."""
+
 TRAINERS: Mapping[str, Trainer] = {
     "raw": Trainer(title="a plain loop", gathers=False, autocasts=False),
     "transformers": Trainer(
@@ -258,21 +270,18 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "llamafactory": _LLAMA_FACTORY,
     "llamafactory-dpo": replace(
-        _LLAMA_FACTORY,
-        title="LLaMA-Factory 0.9.5's training by preferences",
-        loss="logprobs",
-        sequences=2,
+        _FACTORYS_PAIRS,
         reference=True,
         narrow_reference=True,
         not_counted={"the reference pass in the step time": ("full", "lora", "qlora")},
         sources={
-            **_LLAMA_FACTORY.sources,
-            "loss": "llamafactory/train/dpo/trainer.py:186 and train/trainer_utils.py:608",
+            **_FACTORYS_PAIRS.sources,
             "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
             "narrow_reference": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
             "a model that is trained)",
         },
     ),
+    "llamafactory-orpo": _FACTORYS_PAIRS,
     "swift": Trainer(
         title="ms-swift 4.6",
         older_deepspeed=True,

@@ -271,12 +271,11 @@ def _llamafactory(says: Says) -> None:
         key = "export_dir" if says.values.get("export_dir") else "infer_backend"
         says.refuse(key, "what trains nothing")
     stage = says("stage")
-    if stage == "dpo" and says("pref_loss") not in ("orpo", "simpo"):
-        says.options["trainer"] = "llamafactory-dpo"
+    if stage == "dpo":
+        has_reference = says("pref_loss") not in ("orpo", "simpo")
+        says.options["trainer"] = "llamafactory-dpo" if has_reference else "llamafactory-orpo"
     elif stage not in ("sft", "pt"):
-        says.refuse(
-            "stage", "LLaMA-Factory's training by rewards, by KTO, or by preferences without a reference"
-        )
+        says.refuse("stage", "LLaMA-Factory's training by rewards or by KTO")
     kind = says("finetuning_type")
     if kind not in ("lora", "full"):
         says.refuse("finetuning_type", "any but lora and full")
