@@ -34,7 +34,7 @@ def write_fsdp2_plan(
     chosen = {
         "engine": "fsdp2", "zero_stage": None, "offload_optimizer": "none", "offload_param": "none",
         "data_parallel": ranks // shared, "tensor_parallel": 1, "pipeline_parallel": 1,
-        "sequence_parallel": shared,
+        "sequence_parallel": 1, "context_parallel": shared,
         "micro_batch": 2, "gradient_accumulation": 1, "activation_checkpointing": "none",
         "gradient_clipping": 1.0, "precision": strategy.settings.precision,
         "sharding": ranks // strategy.settings.replicas,

@@ -38,7 +38,7 @@ class DdpSettings(TrainingSettings):
         """The name, and what decides the kernels."""
         return (self.engine, self.weight_bytes, self.autocast)
 
-    def published(self, ranks: int, shared: int) -> dict[str, object]:
+    def published(self, ranks: int) -> dict[str, object]:
         """The dtype of the weights, and what DeepSpeed has in its file."""
         del ranks
         dtype = self.precision if self.weight_bytes == 2 else "fp32"

@@ -59,12 +59,11 @@ class Fsdp2Settings(TrainingSettings):
         """All but the dtype of the reduction and the groups of parameters."""
         return (self.engine, self.reshard_after_forward, self.replicas, self.offload)
 
-    def published(self, ranks: int, shared: int) -> dict[str, object]:
+    def published(self, ranks: int) -> dict[str, object]:
         """Ranks that hold one copy of the shards, how many copies, and what DeepSpeed has in its file."""
         return {
             "sharding": ranks // self.replicas,
             "replicas": self.replicas,
-            "context_parallel": shared,
             "reshard_after_forward": self.reshard_after_forward,
             "gradient_clipping": self.gradient_clipping,
         }

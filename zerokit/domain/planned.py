@@ -63,6 +63,7 @@ class Chosen(TypedDict, total=False):
     tensor_parallel: int
     pipeline_parallel: int
     sequence_parallel: int
+    context_parallel: int
     micro_batch: int
     gradient_accumulation: int
     gradient_clipping: float
@@ -83,12 +84,14 @@ class Chosen(TypedDict, total=False):
 
 
 def degrees(chosen: Chosen) -> dict[str, int]:
-    """How many ways the choice divides what is trained, by the names of a strategy."""
+    """How many ways the choice divides what is trained, by the names of a strategy, whose ranks share
+    sequences in one way at most."""
+    shared = max(chosen.get("sequence_parallel") or 1, chosen.get("context_parallel") or 1)
     return {
         "data_parallel": int(chosen.get("data_parallel") or 1),
         "tensor_parallel": int(chosen.get("tensor_parallel") or 1),
         "pipeline_parallel": int(chosen.get("pipeline_parallel") or 1),
-        "sequence_parallel": int(chosen.get("sequence_parallel") or 1),
+        "sequence_parallel": int(shared),
     }
 
 

@@ -36,6 +36,16 @@ class Strategy:
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel
 
     @property
+    def context_parallel(self) -> int:
+        """Ranks that share a sequence by ring attention, as FSDP2's do."""
+        return self.sequence_parallel if self.engine == "fsdp2" else 1
+
+    @property
+    def ulysses(self) -> int:
+        """Ranks that share a sequence by heads, as DeepSpeed's do."""
+        return self.sequence_parallel // self.context_parallel
+
+    @property
     def zero_ranks(self) -> int:
         """Ranks that train the same weights, sequence-parallel peers among them: what an engine divides,
         it divides over these, or over groups of them that hold replicas."""

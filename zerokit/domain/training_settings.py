@@ -52,10 +52,9 @@ class TrainingSettings(ABC):
         """DeepSpeed's ZeRO stage, as plans publish it; None of another engine."""
         return None
 
-    def published(self, ranks: int, shared: int) -> dict[str, object]:
-        """What plans publish of this engine alone, by key; ``ranks``: that train the same weights, ``shared``
-        of which share a sequence."""
-        del ranks, shared
+    def published(self, ranks: int) -> dict[str, object]:
+        """What plans publish of this engine alone, by key; ``ranks``: that train the same weights."""
+        del ranks
         return {}
 
     @property

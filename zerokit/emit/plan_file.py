@@ -55,7 +55,8 @@ _OPTIONAL: Mapping[type, tuple[str, ...]] = {
     list: ("assumptions", "trainer_arguments", "chosen.script.decided", "chosen.script.arguments",
            "chosen.estimate.per_rank"),
     str: ("chosen.activation_checkpointing", "chosen.offload_optimizer", "chosen.offload_param"),
-    int: ("chosen.parameters", "chosen.seq_len", "chosen.estimate.peak_allocated_bytes",
+    int: ("chosen.context_parallel", "chosen.parameters", "chosen.seq_len",
+          "chosen.estimate.peak_allocated_bytes",
           "chosen.estimate.host_bytes_per_node"),
 }  # fmt: skip
 _NAMES: Mapping[type, str] = {dict: "a mapping", int: "a whole number", str: "text", list: "a list"}

@@ -14,7 +14,7 @@ from typing import Any
 from zerokit.commands import command_text
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.planned import Chosen
+from zerokit.domain.planned import Chosen, degrees
 from zerokit.domain.settings import (
     BY_ARGUMENT,
     SETTINGS,
@@ -340,7 +340,7 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
 def parts_of_the_script(options: ScriptOptions, chosen: Chosen, writes_here: bool) -> list[str]:
     """Warnings where the plan counts on something that only the script can do. Raises InputError: the script
     would run, as another strategy than the plan's."""
-    sequence = chosen.get("sequence_parallel", 1)
+    sequence = degrees(chosen)["sequence_parallel"]
     if sequence > 1 and options.style not in ("accelerate", "trainer"):
         raise InputError(
             f"the plan shares each sequence between {sequence} ranks, which only an Accelerate or Trainer "

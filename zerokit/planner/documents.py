@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STRATEGY_FIELDS = (
     "engine", "zero_stage", "offload_optimizer", "offload_param", "data_parallel", "tensor_parallel",
-    "pipeline_parallel", "sequence_parallel", "micro_batch", "gradient_accumulation",
+    "pipeline_parallel", "sequence_parallel", "context_parallel", "micro_batch", "gradient_accumulation",
     "activation_checkpointing", "precision",
 )  # fmt: skip
 _ALL_RANKS_UP_TO = 64
@@ -191,7 +191,8 @@ class PlannedStrategy(Document):
     data_parallel = Read[int]("strategy.data_parallel", "Data parallel degree.")
     tensor_parallel = Read[int]("strategy.tensor_parallel", "Tensor parallel degree.")
     pipeline_parallel = Read[int]("strategy.pipeline_parallel", "Pipeline stages.")
-    sequence_parallel = Read[int]("strategy.sequence_parallel", "Sequence parallel degree.")
+    sequence_parallel = Read[int]("strategy.ulysses", "Sequence parallel (Ulysses) degree.")
+    context_parallel = Read[int]("strategy.context_parallel", "Context parallel (ring attention) degree.")
     micro_batch = Read[int]("strategy.settings.micro_batch", "Sequences per GPU and forward pass.")
     gradient_accumulation = Read[int](
         "strategy.settings.gradient_accumulation", "Micro-batches per optimizer step."
@@ -237,9 +238,7 @@ class PlannedStrategy(Document):
 
     def _more(self) -> dict[str, Any]:
         strategy = self.strategy
-        job = {
-            **strategy.settings.published(strategy.zero_ranks, strategy.sequence_parallel), **self._config
-        }  # fmt: skip
+        job = {**strategy.settings.published(strategy.zero_ranks), **self._config}
         del job["deepspeed_config"]
         if self.parameters is not None:  # what a launch is to know of the job beside the strategy
             job |= {"parameters": self.parameters, "seq_len": self.job.seq_len}

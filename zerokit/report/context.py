@@ -226,7 +226,7 @@ def _strategy(chosen: Chosen, engine: Mapping[str, Any], ranks: int) -> str:
 def _degrees(chosen: Chosen, engine: Mapping[str, Any], ranks: int) -> list[tuple[str, int]]:
     """How the run's ranks were divided: data parallel are as many as the other degrees leave."""
     known = {**chosen, **{key: value for key, value in engine.items() if key.endswith("_parallel") and value}}
-    others = [(name, known.get(f"{name}_parallel")) for name in ("tensor", "pipeline", "sequence")]
+    others = [(name, known.get(f"{name}_parallel")) for name in ("tensor", "pipeline", "sequence", "context")]
     degrees = [(name, degree) for name, degree in others if isinstance(degree, int)]
     return [("data", ranks // math.prod(degree for _, degree in degrees if degree > 0)), *degrees]
 

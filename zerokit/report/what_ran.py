@@ -10,7 +10,7 @@ from typing import Any
 from zerokit.domain import planning_again
 from zerokit.domain.client_optimizers import client_optimizer
 from zerokit.domain.job import PACKED_LORA, Job, Lora
-from zerokit.domain.planned import Chosen, world_size
+from zerokit.domain.planned import Chosen, degrees, world_size
 from zerokit.domain.settings import BY_OPTION, SETTINGS, Setting, Stated, compare, is_equal
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
@@ -260,7 +260,7 @@ def _of_batch(chosen: Chosen, engine: Facts, request: Facts | None) -> list[Diff
     planned, length = chosen.get("micro_batch"), None
     if request is not None:  # tokens of a sequence that one rank was planned to hold
         requested = _count(chosen.get("seq_len") or request.get("seq-len", Job().seq_len)) or 0
-        length = requested // max(1, _count(chosen.get("sequence_parallel")) or 1)
+        length = requested // degrees(chosen)["sequence_parallel"]
     if rows == 1 and columns and length and planned and columns > length * (1 + _SAME_LENGTH):
         tokens = length * planned  # sequences laid end to end, as one
         if abs(columns - tokens) <= _SAME_LENGTH * tokens:

@@ -121,7 +121,7 @@ def test_a_plan_for_fsdp2_is_made_again_for_it(tmp_path: Path, shared: int) -> N
     )
     launch = launch_of(tmp_path, plan, style="accelerate", typed=())
     found = replan.next_plan(launch, report, planner.plan_into)
-    assert (found.plan.engine, found.plan.chosen["sequence_parallel"]) == ("fsdp2", shared)
+    assert (found.plan.engine, found.plan.chosen["context_parallel"]) == ("fsdp2", shared)
     assert found.plan.chosen["estimate"]["min_vram_bytes"] <= found.limit_bytes < CARD
     assert "bucket" not in replan.changes(first.chosen, found.plan.chosen)
 
