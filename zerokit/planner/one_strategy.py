@@ -12,7 +12,7 @@ from zerokit.domain.deepspeed_settings import AUTO, DeepSpeedSettings, ZeroSetti
 from zerokit.domain.fsdp2_config import count
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import TORCH_ADAMW, Job
-from zerokit.domain.settings import PLUGINS_STAGE, TRAINERS_MICRO_BATCH, sharing_option
+from zerokit.domain.settings import PLUGINS_STAGE, TRAINERS_MICRO_BATCH
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import FileInputError, InputError
 from zerokit.notes import Note, notes_of
@@ -162,7 +162,7 @@ def one_strategy(request: Request, file: StrategyFile | None = None) -> tuple[St
     pipeline, sequence = pins.pipeline_parallel or 1, pins.sequence_parallel or 1
     if cluster.gpus % (tensor * pipeline * sequence):
         raise InputError(
-            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨{sharing_option(pins.engine)}⟩ {sequence} does not divide "
+            f"⟨tp⟩ {tensor} × ⟨pp⟩ {pipeline} × ⟨{pins.sharing_option}⟩ {sequence} does not divide "
             f"⟨gpus⟩ {cluster.gpus}"
         )
     layout = Layout(data=cluster.gpus // (tensor * pipeline * sequence), tensor=tensor, pipeline=pipeline,

@@ -16,7 +16,7 @@ from zerokit.domain.job import (
     Lora,
 )
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape, is_pattern
-from zerokit.domain.settings import SETTINGS, sharing_option
+from zerokit.domain.settings import SETTINGS
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.trainers import TRAINERS, Trainer
 from zerokit.errors import InputError
@@ -29,7 +29,7 @@ from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
 from zerokit.search.engine import ANY_ENGINE, ENGINES
-from zerokit.search.space import Pins, Request, refuse_sharing, unmodelled_with_loss
+from zerokit.search.space import Pins, Request, unmodelled_with_loss
 from zerokit.units import parse_share
 from zerokit.values import frozen_dataclass, replace
 
@@ -482,7 +482,7 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
     asked = [name for name in ("sp", "cp") if options.get(name) not in (None, 1, "1")]
     if len(asked) > 1:
         raise InputError("⟨sp⟩ beside ⟨cp⟩: ranks share a sequence in one of the two ways; leave one out")
-    shared = asked[0] if asked else sharing_option(engine)
+    shared = asked[0] if asked else Pins(engine=engine).sharing_option
     for name in ("tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation"):  # fmt: skip
         fixed[name] = integer(options, shared if name == "sequence_parallel" else SETTINGS[name].argument)
@@ -503,5 +503,5 @@ def _pins(options: Mapping[str, Any], on_cpu: bool) -> Pins:
         **fixed,
     )
     if not asks_any:
-        refuse_sharing(pins)
+        pins.refuse_sharing()
     return pins

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from zerokit.domain.deepspeed_settings import deepspeed
-from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.search.close_calls import remark
 from zerokit.search.explain import host_lack_words, strategy_words
@@ -72,7 +71,7 @@ def _first(request: Request, works: Works, changes: Iterable[tuple[str, Request]
 
 def fixed_options(request: Request) -> list[str]:
     """The options that fix the strategy, with their values."""
-    shared = sharing_option(request.pins.engine)
+    shared = request.pins.sharing_option
     return [
         f"⟨{shared if option == 'sp' else option}⟩ {value}"
         for option, name in _FIXED.items()

@@ -10,7 +10,6 @@ from typing import Any
 
 from zerokit.domain.hardware import DEFAULT_MARGIN, Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits, ZerokitError
 from zerokit.memory.closed_form import trainable_parameters
@@ -33,10 +32,7 @@ from zerokit.search.space import (
     Request,
     Space,
     divisors,
-    layout_violation,
-    layouts,
     refuse_layout,
-    refuse_sharing,
 )
 from zerokit.timing.step_time import TimeModel
 from zerokit.units import counted, format_gib
@@ -232,7 +228,7 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         return _of_any_engine(request, top, keep)
     space, notes = make_space(request)
     check_pins(space)
-    notes = (*notes, *_not_shared(request))
+    notes = (*notes, *request.not_shared)
     result = search(space, top=max(2, top), wants_nearest=True)
     if not result.ranked and space.cluster.margin == DEFAULT_MARGIN:
         space = replace(space, cluster=replace(space.cluster, margin=0.0))
@@ -388,8 +384,8 @@ def estimate_strategy(request: Request, strategy: Strategy) -> tuple[Candidate, 
 def check_pins(space: Space) -> None:
     """Refuse fixed values that cannot be, with the option to change. Raises InputError: names the option."""
     pins, cluster, batch = space.pins, space.cluster, space.global_batch
-    shared = f"⟨{sharing_option(pins.engine)}⟩"
-    refuse_sharing(pins)
+    shared = f"⟨{pins.sharing_option}⟩"
+    pins.refuse_sharing()
     refuse_placement(space.job, pins.zero_stage, pins.offload_optimizer)
     for name, degree in (("⟨tp⟩", pins.tensor_parallel), ("⟨pp⟩", pins.pipeline_parallel),
                          (shared, pins.sequence_parallel)):  # fmt: skip
@@ -415,19 +411,6 @@ def check_pins(space: Space) -> None:
             f"⟨global_batch⟩ {batch} is not a multiple of the {layout.data} data-parallel ranks that ⟨tp⟩, "
             f"⟨pp⟩ and {shared} leave; {nearest_batches(batch, layout.data, pins)}"
         )
-
-
-def _not_shared(request: Request) -> tuple[Note, ...]:
-    """Why no ranks share a sequence though the script lets them: what the first degree is refused with."""
-    degrees = [one for one in layouts(request.cluster, request.pins) if one.sequence > 1]
-    refused = [broken.message for one in degrees if (broken := layout_violation(one, request))]
-    if not degrees or len(refused) < len(degrees):
-        return ()
-    return (
-        Note(
-            "not-shared", f"⟨{sharing_option(request.pins.engine)}⟩ auto leaves sequences whole: {refused[0]}"
-        ),
-    )
 
 
 def _left_out(result: SearchResult) -> tuple[Note, ...]:
@@ -460,7 +443,7 @@ def _explain(request: Request, result: SearchResult) -> str:
         lines[0] += f": {next(iter(result.rejected))}"
     if nearest is not None:
         lines += with_id(nearest.memory.assumptions, "loaded-whole", "not-packed")
-    lines += (*with_id(request.assumptions, "positions-exceeded"), *_not_shared(request))
+    lines += (*with_id(request.assumptions, "positions-exceeded"), *request.not_shared)
     changes = nearest_changes(request.for_remarks(), best_plan) or larger_gpus(nearest, request)
     if request.cluster.on_cpu:  # on a laptop or a login node, most likely meant for other machines
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"

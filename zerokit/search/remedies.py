@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
@@ -123,7 +122,7 @@ def _shared_sequences(option: str, needs: str) -> Remedy:
         title=f"⟨{option}⟩ {{s.sequence_parallel}}",
         needs=f"needs {needs}",
         where=lambda request: (
-            sharing_option(request.pins.engine) == option
+            request.pins.sharing_option == option
             and request.cluster.gpus > 1
             and request.pins.sequence_parallel is None
         ),

@@ -73,18 +73,22 @@ class Pins:
         names = ("reduce_bucket_size", "prefetch_bucket_size", "persistence_threshold", "sub_group_size")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
+    @property
+    def sharing_option(self) -> str:
+        """The engine's option of ranks that share a sequence."""
+        return sharing_option(self.engine)
+
+    def refuse_sharing(self) -> None:
+        """Refuse another engine's option of ranks that share a sequence. Raises InputError: names it."""
+        asked = self.shared_by
+        if asked and asked != self.sharing_option:
+            raise InputError(
+                f"⟨{asked}⟩ {self.sequence_parallel or 'auto'}: not planned with ⟨engine⟩ {self.engine}; "
+                f"{_OTHER_WAY[asked]}"
+            )
+
 
 _OTHER_WAY = {"sp": "with ⟨engine⟩ fsdp2 use ⟨cp⟩", "cp": "add ⟨engine⟩ fsdp2, or use ⟨sp⟩"}
-
-
-def refuse_sharing(pins: Pins) -> None:
-    """Refuse the option of another engine for ranks that share a sequence. Raises InputError: names it."""
-    asked = pins.shared_by
-    if asked and asked != sharing_option(pins.engine):
-        raise InputError(
-            f"⟨{asked}⟩ {pins.sequence_parallel or 'auto'}: not planned with ⟨engine⟩ {pins.engine}; "
-            f"{_OTHER_WAY[asked]}"
-        )
 
 
 @frozen_dataclass
@@ -237,6 +241,16 @@ class Request:
     def timed(self) -> bool:
         """Whether steps are told apart by their time: not those of CPU ranks, and not of serving."""
         return not (self.cluster.on_cpu or self.job.inference)
+
+    @property
+    def not_shared(self) -> tuple[Note, ...]:
+        """Why no ranks share a sequence though the script lets them: what refuses the first degree."""
+        degrees = [one for one in layouts(self.cluster, self.pins) if one.sequence > 1]
+        refused = [broken.message for one in degrees if (broken := layout_violation(one, self))]
+        if not degrees or len(refused) < len(degrees):
+            return ()
+        text = f"⟨{self.pins.sharing_option}⟩ auto leaves sequences whole: {refused[0]}"
+        return (Note("not-shared", text),)
 
     def for_remarks(self) -> Request:
         """The request as it is searched for remarks."""
