@@ -93,8 +93,9 @@ def _grouped(machine: Machine, args: Arguments, kwargs: dict[str, Any]) -> torch
         (*_, by_row, by_column), step = factor.stride(), 16 // factor.element_size()
         if factor.dtype not in (torch.float32, torch.float16, torch.bfloat16) or factor.dtype != left.dtype:
             raise RuntimeError(f"Expected Float32, BFloat16 or Float16 matrices, got {factor.dtype}")
-        wide = by_column if by_row == 1 and by_column >= rows else by_row
-        if wide % step or (wide is by_row and (by_column != 1 or by_row < columns)):
+        is_transposed = by_row == 1 and by_column >= rows
+        wide = by_column if is_transposed else by_row
+        if wide % step or not (is_transposed or (by_column == 1 and by_row >= columns)):
             raise RuntimeError("strides should be multiple of 16 bytes")
     if right.dim() == 3 and left.shape[-1] != right.shape[-2]:
         raise RuntimeError("contraction dimension of mat_a and mat_b must match")
