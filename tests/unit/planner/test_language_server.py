@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def with_editor(folder: Path, script: Callable[[Editor], Awaitable[None]]) -> No
         editor.client.exit(None)
         await editor.client.stop()
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:  # in this one a browser's tests leave a loop running
+        thread.submit(asyncio.run, run()).result()
 
 
 MISSPELT = '{\n  "é": "😀", "train_batch_size": 8, "gradient_cliping": 1.0\n}\n'
