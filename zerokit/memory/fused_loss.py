@@ -1,4 +1,5 @@
-"""Losses that never make the logits of all tokens: what replaces a trace's output head and cross-entropy.
+"""Losses other than the model's own: what replaces a trace's output head and cross-entropy. Most never make
+the logits of all tokens.
 
 A stored trace has the ordinary loss of a Transformers model. Its layers are the same under any other; so the
 instants of head and loss are taken out and those of the library's own function put in their place. Read from

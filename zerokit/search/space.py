@@ -88,7 +88,10 @@ class Pins:
             )
 
 
-_OTHER_WAY = {"sp": "with ⟨engine⟩ fsdp2 use ⟨cp⟩", "cp": "add ⟨engine⟩ fsdp2, or use ⟨sp⟩"}
+_OTHER_WAY = {
+    "sp": "use ⟨engine⟩ deepspeed, or ⟨engine⟩ fsdp2 with ⟨cp⟩",
+    "cp": "use ⟨engine⟩ fsdp2, or ⟨engine⟩ deepspeed with ⟨sp⟩",
+}
 
 
 @frozen_dataclass

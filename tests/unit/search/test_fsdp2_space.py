@@ -142,7 +142,7 @@ def test_sharing_sequences_takes_time_for_keys_and_values() -> None:
         ({"set": ["grad_accum_dtype=fp32"]}, "⟨set⟩ sets values of DeepSpeed's"),
         ({"tp": 2}, "⟨tp⟩ 2: not planned with ⟨engine⟩ fsdp2"),
         ({"tp": "auto"}, "⟨tp⟩: not planned with ⟨engine⟩ fsdp2"),
-        ({"sp": "auto"}, "⟨sp⟩ auto: not planned with ⟨engine⟩ fsdp2; with ⟨engine⟩ fsdp2 use ⟨cp⟩"),
+        ({"sp": "auto"}, "⟨sp⟩ auto: not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed"),
         ({"cp": 2, "tp": 2}, "⟨tp⟩ 2: not planned with ⟨engine⟩ fsdp2"),
         ({"cp": 2, "attention": "flash_attention_2"}, "use sdpa"),
         ({"pipeline_module": True}, "⟨pipeline_module⟩: not planned with ⟨engine⟩ fsdp2"),
