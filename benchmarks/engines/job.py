@@ -99,11 +99,19 @@ class OfAccelerate:
 
     def __init__(self, job: dict[str, Any], model: torch.nn.Module) -> None:
         from accelerate import Accelerator, FullyShardedDataParallelPlugin
+        from accelerate.parallelism_config import ParallelismConfig
         from accelerate.state import AcceleratorState, GradientState
+        from accelerate.utils import TorchContextParallelConfig
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
+        self.shared = job.get("cp", 1)
+        mesh = ParallelismConfig(
+            dp_shard_size=dist.get_world_size() // self.shared, cp_size=self.shared,
+            cp_handler=TorchContextParallelConfig(job["rotation"]),
+        ) if self.shared > 1 else None  # fmt: skip
         self.accelerator = Accelerator(
+            parallelism_config=mesh,
             mixed_precision=job.get("precision", "bf16"),
             gradient_accumulation_steps=job["accumulation"],
             fsdp_plugin=FullyShardedDataParallelPlugin(
@@ -117,6 +125,20 @@ class OfAccelerate:
         )
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer_of(job, model))
         self.last = True
+
+    def sharing(self, batch: dict[str, torch.Tensor]) -> contextlib.AbstractContextManager[object]:
+        """Divide the batch's sequences, as the Trainer does (transformers/trainer.py:2393, 5.17)."""
+        if self.shared == 1:
+            return contextlib.nullcontext()
+        ids = batch["input_ids"]
+        labels = torch.nn.functional.pad(ids, (0, 1), value=-100)[:, 1:].contiguous()
+        positions = torch.arange(ids.shape[1], device="cuda").repeat(len(ids), 1)
+        batch |= {"labels": ids.clone(), "shift_labels": labels, "position_ids": positions}
+        buffers = [*batch.values()]
+        context: contextlib.AbstractContextManager[object] = self.accelerator.maybe_context_parallel(
+            buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers={*buffers}
+        )
+        return context
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """One micro-batch's, reduced if it is the ``last``."""
@@ -199,14 +221,13 @@ def measured(job: dict[str, Any]) -> dict[str, Any]:
             last = micro == job["accumulation"] - 1
             if isinstance(engine, OfLoop):
                 engine.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-            accumulates = (
-                engine.accelerator.accumulate(engine.model)
-                if isinstance(engine, OfAccelerate)
-                else contextlib.nullcontext()
-            )
-            with accumulates:
+            with contextlib.ExitStack() as contexts:
                 ids = torch.randint(0, words, (job["batch"], job["tokens"]), device="cuda")
-                loss = engine.model(input_ids=ids, labels=ids, use_cache=False).loss
+                batch = {"input_ids": ids, "labels": ids}
+                if isinstance(engine, OfAccelerate):
+                    contexts.enter_context(engine.accelerator.accumulate(engine.model))
+                    contexts.enter_context(engine.sharing(batch))
+                loss = engine.model(**batch, use_cache=False).loss
                 if watched:
                     mark("forward")
                 engine.backward(loss, last)

@@ -92,6 +92,18 @@ ONE_GPU: tuple[
      {"client": "torchao.optim.AdamW8bit"}),
 )  # fmt: skip
 """The same on one GPU."""
+SHARED: tuple[tuple[tuple[str, int, int, int, bool, int | None], str], ...] = (
+    (("llama-3.2-1b", 8192, 1, 1, False, None), "allgather"),
+    (("llama-3.2-3b", 32768, 1, 1, True, None), "allgather"),
+    (("llama-3.2-3b", 32768, 1, 1, True, None), "alltoall"),
+    (("llama-3.1-8b", 16384, 1, 1, True, 16), "allgather"),
+    (("qwen2.5-1.5b", 4096, 2, 2, False, None), "alltoall"),
+    (("llama-3.1-8b", 65536, 1, 1, True, 16), "alltoall"),
+    (("llama-3.2-3b", 4096, 1, 1, False, None), "allgather"),
+    (("mistral-7b-v0.3", 16384, 1, 1, True, None), "allgather"),
+    (("qwen3-8b", 8192, 2, 1, True, 16), "alltoall"),
+)
+"""Context parallelism on two GPUs: job, how keys and values are exchanged."""
 
 
 def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
@@ -105,13 +117,18 @@ def options(job: tuple[str, int, int, int, bool, int | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fsdp2(job: tuple[str, int, int, int, bool, int | None], gpus: int, **settings: Any) -> Strategy:
-    """The job's strategy under FSDP2."""
+def fsdp2(
+    job: tuple[str, int, int, int, bool, int | None], gpus: int, shared: int, **settings: Any
+) -> Strategy:
+    """The job's strategy under FSDP2; so many ranks are ``shared`` by a sequence."""
     _, _, batch, accumulation, checkpointing, _ = job
     client = {"optimizer": None} if "client_optimizer" in settings else {}
     plain = {"wrapping": "accelerate", "precision": "bf16", "master_bytes": 4, **client}
     own = Fsdp2Settings(**{**plain, "micro_batch": batch, "gradient_accumulation": accumulation, **settings})
-    return Strategy(settings=own, data_parallel=gpus, checkpointing="full" if checkpointing else "none")
+    kept = "full" if checkpointing else "none"
+    return Strategy(
+        settings=own, data_parallel=gpus // shared, sequence_parallel=shared, checkpointing=kept
+    )  # fmt: skip
 
 
 def cases() -> Iterator[tuple[Any, ...]]:
@@ -127,6 +144,8 @@ def cases() -> Iterator[tuple[Any, ...]]:
         yield f"other.{number}", *other
     for number, (job, how, more, told) in enumerate(ONE_GPU):
         yield f"one.{number}", job, how, {"gpus": 1, **more}, told
+    for number, (job, rotation) in enumerate(SHARED):
+        yield f"cp.{number}", job, {"rotation": rotation}, {"cp": GPUS}, {"cp": GPUS, "rotation": rotation}
 
 
 def row(
@@ -144,9 +163,13 @@ def row(
     assert profile is not None
     zero = how.get("zero")
     asked = {**options(job), **more, "engine": "deepspeed", **({"zero": zero} if zero else {})}
-    plan = zerokit.plan(**asked)
-    assert plan.plan is not None
-    strategy = plan.plan.chosen.strategy if zero else fsdp2(job, asked["gpus"], **how)
+    if zero:
+        plan = zerokit.plan(**asked)
+        assert plan.plan is not None
+        strategy = plan.plan.chosen.strategy
+    else:
+        asked |= {"engine": "fsdp2"}
+        strategy = fsdp2(job, asked["gpus"], asked.get("cp", 1), **how)
     space = make_space(replace(resolve(asked).request, calibration=Calibration(host_factor=host)))[0]
     memory = estimate_traced(profile, space.job, strategy, space.cluster)
     time = space.timing.estimate(strategy)
