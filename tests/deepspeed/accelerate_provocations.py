@@ -72,6 +72,8 @@ PROVOCATIONS = {
     ),
     "accelerate-parallelism-type": Provocation(FSDP + layout(dp_shard=4), "only compatible"),
     "accelerate-parallelism-no-shard": Provocation(FSDP_2 + layout(tp=4), "no dimension for FSDP to shard"),
+    # shown by a rehearsal, tests/rehearsal/test_fsdp2_by_yaml.py: the model is prepared later
+    "accelerate-parallelism-tensor-unused": Provocation(FSDP_2 + layout(dp_shard=2, tp=2)),
     "accelerate-parallelism-sp-unused": Provocation(FSDP_2 + layout(dp_shard=2, sp=2)),
     "accelerate-parallelism-value": Provocation(FSDP_2 + layout(dp_shard=4, cp_backend="ring"), "cp_backend"),
     "accelerate-fsdp-version-key": Provocation(

@@ -104,6 +104,26 @@ def test_a_yaml_tells_ranks_what_accelerate_would(tmp_path: Path, text: str) -> 
     assert decided <= told.keys()
 
 
+def test_tensor_parallel_sizes_divide_no_model(tmp_path: Path) -> None:
+    """What ``accelerate-parallelism-tensor-unused`` says: whole layers, or an import that fails."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    script, seen = str(SCRIPTS / "fsdp2_by_yaml.py"), []
+    for ranks, tensor in ((2, 1), (4, 2)):
+        path = tmp_path / f"{ranks}.yaml"
+        path.write_text(
+            FILES[0].replace("8", str(ranks)) + "parallelism_config: {parallelism_config_dp_shard_size: 2, "
+            f"parallelism_config_tp_size: {tensor}}}\n"
+        )
+        code, rehearsed, err = rehearse(tmp_path, "--accelerate", str(path), "--gpu", GPU, script, "model")
+        assert code == 0, err
+        seen.append(rehearsed["ranks"][0]["phases"])
+    assert seen[1] == seen[0]
+    words = ("--accelerate", str(path), "--gpu", GPU, script, "model", "--in-parts")
+    _, rehearsed, _ = rehearse(tmp_path, *words)
+    assert "cannot import name 'ReplicateParallel'" in json.dumps(rehearsed)
+
+
 def test_a_script_is_planned_and_rehearsed_under_fsdp2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,14 @@ import sys
 import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 accelerator = Accelerator()
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]), dtype=torch.bfloat16)
+if "--in-parts" in sys.argv:
+    parts = DistributedConfig(tp_size=2, fsdp_size=2)
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, distributed_config=parts)
+else:
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]), dtype=torch.bfloat16)
 model.config.use_cache = "--cache" in sys.argv
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 model, optimizer = accelerator.prepare(model, optimizer)

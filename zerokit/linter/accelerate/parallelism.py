@@ -124,6 +124,17 @@ _OF_LAYOUTS = (
         broken=lambda at: at.sp > 1 and at.cp == 1 and at.runs not in ("DEEPSPEED", "FSDP 1")
         and not (at.runs == "FSDP 2" and at.dp_shard == 1),
     ),
+    Row(
+        "accelerate-parallelism-tensor-unused", _SIZE.format("tp"),
+        "tp_size {tp} under FSDP version 2 divides no model since Transformers 5.1: one that is loaded in "
+        "parts fails (Accelerate imports ReplicateParallel, which is gone), any other stays whole, and {tp} "
+        "ranks each train it on the same batch",
+        f"set {PARALLELISM_PREFIX}tp_size: 1, or leave FSDP out and load the model with "
+        "distributed_config=DistributedConfig(tp_size={tp}, fsdp_size={dp_shard}) for Transformers' Trainer "
+        "(5.19 and later)",
+        f"Accelerate {ACCELERATE_VERSION}, accelerator.py:1598 and 1618", "warning",
+        broken=lambda at: at.tp > 1 and at.runs == "FSDP 2",
+    ),
 )  # fmt: skip
 
 
