@@ -12,7 +12,10 @@ tokens; the most of all these ranks is counted:
   those it sends, those it gets), keys and values sent in the first round, the kernel's gradients of that
   round, and what the kernel takes in the second;
 * a rank whose last round is of the second half of its queries alone puts its context together head by head
-  (``_partial_update``), so that the output projection keeps a copy in order of tokens.
+  (``_partial_update``), so that the output projection keeps a copy in order of tokens;
+* a rank has two parts of a sequence, whose positions Transformers takes for those of packed sequences, and
+  makes a mask of a byte a pair (``find_packed_sequence_indices``, masking_utils.py:750, 5.23), which
+  checkpointed layers keep; to the kernel goes none.
 """
 
 from __future__ import annotations
@@ -80,7 +83,31 @@ def ring_of(shape: ModelShape, ranks: int, element_bytes: int, rotation: str) ->
 @lru_cache(maxsize=256)
 def with_ring(trace: ActivationTrace, ring: Ring, checkpointed: bool) -> ActivationTrace:
     """The trace with a ring in every layer. ``checkpointed``: a layer's forward pass keeps nothing."""
-    return changed_layers(trace, partial(_with_ring, ring), checkpointed)
+    changed = changed_layers(trace, partial(_with_ring, ring), checkpointed)
+    return _with_mask(changed) if checkpointed else changed
+
+
+def _with_mask(trace: ActivationTrace) -> ActivationTrace:
+    """The trace with a byte for each pair of tokens, from before the first layer to the end of backward."""
+    segments, first, last = [*trace.segments], trace.forward[0].segment, trace.backward[-1].segment
+    segments[first] = tuple(
+        replace(
+            mark, peaks=tuple(map(_more_pairs, mark.peaks)), level=_more_pairs(mark.level),
+            after=_more_pairs(mark.after),
+        )
+        for mark in segments[first]
+    )  # fmt: skip
+    *others, end = segments[last]
+    segments[last] = (*others, replace(end, after=_more_pairs(end.after, -1)))
+    return ActivationTrace(
+        segments=tuple(segments), forward=trace.forward, backward=trace.backward,
+        max_seq_len=trace.max_seq_len,
+    )  # fmt: skip
+
+
+def _more_pairs(polynomial: Polynomial, bytes_per_pair: float = 1) -> Polynomial:
+    *others, pairs = polynomial
+    return (*others, pairs + bytes_per_pair)  # type: ignore[return-value]
 
 
 def _with_ring(ring: Ring, marks: tuple[Mark, ...], saving: bool) -> tuple[Mark, ...]:
