@@ -30,6 +30,12 @@ _LOGITS_KEPT_SHARE = 0.5
 _ALIGNED_ELEMENTS = 8
 """Tensor cores read rows of 16 bytes: a vocabulary of 16-bit elements must be a multiple of it."""
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
+_FOLDED_PASSES = 10.0
+"""Over stacked experts in each forward pass, to add their adapters' product: a copy and ``baddbmm``, which
+reads and writes at two thirds of the rate (two H200s), both twice, since ``register_parametrization`` calls
+what it is given, too (torch/nn/utils/parametrize.py, 2.13; peft 0.21, tuners/lora/layer.py, ``ParamWrapper``)."""
+_FOLDED_GRADIENT_PASSES = 2.0
+"""Over the gradient of stacked experts, from which those of both factors are made."""
 
 
 @frozen_dataclass
@@ -143,22 +149,25 @@ class KernelTimes:
             dequantize = (
                 _QLORA_DEQUANTIZE_BYTES * sum(g.parameters for g in stack.gemms if g.packable) / tp / hbm
             )
+        folded = [gemm for gemm in stack.gemms if gemm.stacked and self._adapts(gemm)]
+        experts = strategy.settings.parameter_bytes * sum(gemm.parameters for gemm in folded) / tp / hbm
         # frozen weights get no gradient: their products are done once, not twice, in backward
-        backward = products if job.method != "full" else 2 * products
+        backward = 2 * products
+        if job.method != "full":
+            backward = products + sum(self._product(gemm, tokens, tp, peak) for gemm in folded)
         return (
-            products + attention + elementwise + adapters + dequantize,
-            backward + attention_backward + 2 * elementwise + adapters + dequantize,
+            products + attention + elementwise + adapters + dequantize + _FOLDED_PASSES * experts,
+            backward + attention_backward + 2 * elementwise + adapters + dequantize
+            + _FOLDED_GRADIENT_PASSES * experts,
             attention,
-        )
+        )  # fmt: skip
 
     def _adapted(self, stack: Stack) -> float:
-        """Outputs per token of the projections that have adapters."""
+        """Outputs per token of the linear modules that have adapters."""
         if self.job.method == "full":
             return 0.0
         targets = (self.job.lora or Lora()).targets
-        # gate and up of experts are one tensor, whose outputs count once
-        widths = ((min(g.n, sum(m.n for m in g.adapted(targets))), g) for g in stack.gemms)
-        return sum(width * gemm.active for width, gemm in widths)
+        return sum(m.n * g.active for g in stack.gemms if not g.stacked for m in g.adapted(targets))
 
     def _adapts(self, gemm: Gemm) -> bool:
         """Whether some of its modules have adapters."""
