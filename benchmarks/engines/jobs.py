@@ -73,6 +73,8 @@ OTHERS: tuple[
     (("llama-3.2-3b", 2048, 2, 1, True, None), {"precision": "fp16"}, {}, {"precision": "fp16"}),
     (("llama-3.2-3b", 1024, 4, 1, True, 16), {}, {"reentrant": "on"}, {"reentrant": True}),
     (("qwen3-30b-a3b", 1024, 2, 1, True, 16), {}, {}, {}),
+    (("qwen3-30b-a3b", 4096, 2, 1, True, 16), {}, {}, {}),
+    (("mixtral-8x7b", 2048, 1, 1, True, 16), {}, {}, {}),
 )  # fmt: skip
 """FSDP2 with 4-bit weights, other optimizers, fp16, reentrant checkpoints, experts: job, settings, more
 arguments of a plan, what ``job.py`` is told."""
