@@ -28,9 +28,10 @@ _CLIPPING_BYTES = 12.0
 """Gradients read for the norm, read and written where they are scaled."""
 
 
-_ROUND_KERNELS = (14.0, 16.0)
-"""Of ring attention's rounds, forward and backward: exchange, SDPA, copies and sums of what they give (torch
-2.13, tensor/experimental/_context_parallel/_attention.py:366 and 489)."""
+_ROUND_KERNELS = (21.0, 58.0)
+"""What the host takes for a round of ring attention, forward and backward, in kernels: 1.2 and 3.2 ms a layer
+more on two H200s than without (torch 2.11, tensor/experimental/_context_parallel/_attention.py); with more
+ranks it was not measured."""
 _ROUND_BYTES = (16.0, 5.0, 10.0)
 """Of HBM traffic in a round for each byte of the queries, forward and backward, and for each of keys and
 values, backward: sums in fp32 (the same functions)."""

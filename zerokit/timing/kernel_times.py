@@ -30,6 +30,10 @@ _LOGITS_KEPT_SHARE = 0.5
 _ALIGNED_ELEMENTS = 8
 """Tensor cores read rows of 16 bytes: a vocabulary of 16-bit elements must be a multiple of it."""
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
+_ROUTED_BYTES = 44.0
+"""Of HBM traffic per token, expert that it passes and element of the hidden width, forward: two permutations,
+the product with the expert's weight and a sum (transformers/integrations/moe.py, ``grouped_mm_experts_forward``,
+5.17), four kernels that read through strides at 0.37e12 elements a second (``kernel_prices``)."""
 _FOLDED_PASSES = 10.0
 """Over stacked experts in each forward pass, to add their adapters' product: a copy and ``baddbmm``, which
 reads and writes at two thirds of the rate (two H200s), both twice, since ``register_parametrization`` calls
@@ -141,7 +145,8 @@ class KernelTimes:
             # what products make is in 16 bits, the residual stream and its norms are in fp32
             per_16_bit, per_hidden = 1.0, c.autocast_hidden_share * per_hidden
         of_attention = gated * (c.rotary_bytes * stack.rotated + c.norm_bytes * stack.more_normed)
-        size = per_hidden * stack.hidden + of_attention + c.ffn_bytes * stack.ffn * active / tp
+        routed = _ROUTED_BYTES * active if any(gemm.copies > 1 for gemm in stack.gemms) else 0.0
+        size = (per_hidden + routed) * stack.hidden + of_attention + c.ffn_bytes * stack.ffn * active / tp
         elementwise = tokens * per_16_bit * size / hbm
         adapters = tokens * per_16_bit * c.adapter_bytes * self._adapted(stack) / hbm
         dequantize = 0.0
