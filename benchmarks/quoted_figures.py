@@ -426,6 +426,17 @@ def engine_pairs() -> Figures:
     }  # fmt: skip
 
 
+def shared_sequences() -> Figures:
+    """FSDP2's context parallelism on two H200s."""
+    compared = engines.compared(rows(ROOT / "benchmarks" / "engines" / "h200-2gpu.jsonl"))
+    own = [(pair, one) for pair, one in compared if pair.startswith("cp.")]
+    found, first = engines.Summary.of(own), engines.Summary.of(engines.as_predicted(own))
+    return {
+        "jobs": str(len(own)), "mean": size(_mean(found.times)), "worst": size(max(found.times)),
+        "peak": "0.01" if max(found.peaks) < 1e-4 else "more", "before": size(max(first.peaks), 1),
+    }  # fmt: skip
+
+
 def engine_rows() -> Figures:
     """FSDP2's peaks on one and two H200s."""
     folder = ROOT / "benchmarks" / "engines"

@@ -32,12 +32,12 @@ _ALIGNED_ELEMENTS = 8
 _QLORA_DEQUANTIZE_BYTES = 5.0  # per weight and pass: NF4 read, bf16 written and read again
 _ROUTED_BYTES = 44.0
 """Of HBM traffic per token, expert that it passes and element of the hidden width, forward: two permutations,
-the product with the expert's weight and a sum (transformers/integrations/moe.py, ``grouped_mm_experts_forward``,
-5.17), four kernels that read through strides at 0.37e12 elements a second (``kernel_prices``)."""
+the product with the expert's weight and a sum (``grouped_mm_experts_forward``, transformers/integrations/
+moe.py, 5.17), four kernels that read through strides at 0.37e12 elements a second (``kernel_prices``)."""
 _FOLDED_PASSES = 10.0
 """Over stacked experts in each forward pass, to add their adapters' product: a copy and ``baddbmm``, which
 reads and writes at two thirds of the rate (two H200s), both twice, since ``register_parametrization`` calls
-what it is given, too (torch/nn/utils/parametrize.py, 2.13; peft 0.21, tuners/lora/layer.py, ``ParamWrapper``)."""
+what it is given, too (torch/nn/utils/parametrize.py, 2.13; ``ParamWrapper``, peft 0.21)."""
 _FOLDED_GRADIENT_PASSES = 2.0
 """Over the gradient of stacked experts, from which those of both factors are made."""
 

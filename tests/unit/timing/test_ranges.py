@@ -25,7 +25,7 @@ from zerokit.search.plan import Plan, make_plan, make_space
 from zerokit.search.space import Pins
 from zerokit.timing.constants import Calibration, JobFactors
 from zerokit.timing.host_speed import FASTEST, SLOWEST
-from zerokit.timing.ranges import measured_on_no_machine, step_range, unmeasured
+from zerokit.timing.ranges import KERNELS, measured_on_no_machine, step_range, unmeasured
 from zerokit.timing.step_time import TimeModel
 
 SMALL = Pins(zero_stage=3, micro_batch=1, gradient_accumulation=1, checkpointing="none")
@@ -37,12 +37,13 @@ def small(calibration: Calibration | None = None) -> Plan:
 
 
 def test_a_step_that_the_host_paces_spans_the_hosts_that_were_measured() -> None:
-    """Kernels are launched one after the other: a host twice as fast takes half the time for them."""
+    """Kernels are launched one after the other: a host twice as fast takes half the time for them. What the
+    GPU takes is off by some per cent at either end."""
     time = small().chosen.time
     assert time.step_seconds_range is not None
     low, high = time.step_seconds_range
     assert low < time.step_seconds < high
-    assert 1.5 < high / low <= SLOWEST / FASTEST
+    assert 1.5 < high / low <= SLOWEST / FASTEST * (1 + KERNELS) / (1 - KERNELS)
 
 
 def test_a_probed_host_narrows_the_range_and_moves_the_time() -> None:
@@ -68,7 +69,9 @@ def test_a_rehearsed_step_spans_what_its_own_rehearsal_found() -> None:
 
 def test_a_host_whose_spread_is_not_known_is_as_it_was_measured() -> None:
     time = small(Calibration(host_factor=2 * SLOWEST)).chosen.time
-    assert time.step_seconds_range == pytest.approx((time.step_seconds, time.step_seconds))
+    assert time.step_seconds_range == pytest.approx(
+        ((1 - KERNELS) * time.step_seconds, (1 + KERNELS) * time.step_seconds)
+    )
 
 
 def test_only_an_unknown_network_widens_the_range() -> None:
