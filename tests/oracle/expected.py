@@ -55,9 +55,11 @@ def case(
     micro_batch: int = 2,
     seq_len: int = 16,
     sequence_parallel: int = 1,
+    groups: tuple[str, ...] = (),
     **config: Any,
 ) -> dict[str, Any]:
-    """One run of ``ranks.py``; ``config``: further keys of the DeepSpeed JSON."""
+    """One run of ``ranks.py``; ``groups``: see ``Job.optimizer_groups``; ``config``: further keys of the
+    DeepSpeed JSON."""
     return {
         "name": name,
         "hf_config": model,
@@ -68,6 +70,7 @@ def case(
         "seq_len": seq_len,
         "sequence_parallel": sequence_parallel,
         "lora": lora,
+        "groups": groups,
         "checkpointing": checkpointing,
         "deepspeed_config": {
             "train_micro_batch_size_per_gpu": micro_batch,
@@ -124,7 +127,7 @@ def expected(run: dict[str, Any], rank: int) -> dict[str, Any]:
         assert exchange is not None
         trace = with_exchanges(trace, exchange, run["checkpointing"] != "none")
         settings = replace(settings, communication_data_type="fp32")  # gloo is not NCCL 2.27.3
-    model = rank_model(profile, variant, trace)
+    model = rank_model(profile, variant, trace, optimizer_groups=tuple(run["groups"]))
     own = rank_bytes(model, settings, run["ranks"], rank)
     part = partition(model, rank, run["ranks"], round_robin=settings.zero.round_robin_gradients)
     first = own.micro_steps[0]

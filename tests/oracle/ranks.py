@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -340,6 +341,18 @@ def train_pipeline(case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _grouped(model: Any, patterns: list[str]) -> list[dict[str, Any]]:
+    """What is trained, as groups for an optimizer: names that a pattern matches have its own, the others the
+    first."""
+    groups: list[list[Any]] = [[] for _ in (None, *patterns)]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[next((n for n, one in enumerate(patterns, 1) if re.fullmatch(one, name)), 0)].append(
+                parameter
+            )
+    return [{"params": group} for group in groups]
+
+
 def train(case: dict[str, Any]) -> dict[str, Any]:
     """A few optimizer steps; levels and peaks of every phase."""
     import deepspeed
@@ -363,7 +376,7 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=trainers_optimizer(case["optim"], trained, model) if case.get("optim") else None,
-            model_parameters=trained,
+            model_parameters=_grouped(model, case["groups"]),
             config=case["deepspeed_config"],
             mpu=groups,
         )

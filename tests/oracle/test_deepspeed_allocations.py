@@ -50,9 +50,14 @@ from tests.support.packages import needs
 needs("deepspeed")
 needs("peft")
 
+NORMS = (r".*norm\.weight",)
+"""Groups as a Trainer's optimizer has them: what does not decay by itself."""
+HALVES = (r".*mlp.*", *NORMS)
+
 QUICK = [
     case("z1", {"stage": 1} | SMALL),
     case("z2 accumulation", {"stage": 2} | SMALL, accumulation=2),
+    case("z2 groups accumulation", {"stage": 2} | SMALL, ranks=4, accumulation=2, groups=NORMS),
     case("z2 offload", {"stage": 2} | SMALL | OPTIMIZER),
     case(
         "z3 weights saved again", {"stage": 3} | RELEASED, model=FEW_WORDS, checkpointing="full", seq_len=64
@@ -90,6 +95,21 @@ def _every_setting(ranks: int) -> list[dict[str, Any]]:
         case("z2 fp32", z2, ranks=ranks, fp32=True),
         case("z2 fp32 accumulation", z2, ranks=ranks, accumulation=2, **FP32_ACCUMULATION),
         case("z2 fp32 communication", z2, ranks=ranks, **FP32_COMMUNICATION),
+        *(
+            case(f"{name} groups", zero, ranks=ranks, groups=groups, **more)
+            for name, zero, groups, more in (
+                ("z1", z1, NORMS, {}),
+                ("z1 overlap", z1 | {"overlap_comm": True}, HALVES, {}),
+                ("z1 accumulation", z1, HALVES, {"accumulation": 2}),
+                ("z1 fp32 accumulation", z1, HALVES, FP32_ACCUMULATION),
+                ("z2", z2, HALVES, {}),
+                ("z2 round robin", z2 | {"round_robin_gradients": True}, NORMS, {}),
+                ("z2 scattered", z2 | {"contiguous_gradients": False}, HALVES, {}),
+                ("z2 fp32 accumulation", z2, HALVES, {"accumulation": 2, **FP32_ACCUMULATION}),
+                ("z2 offload", z2 | OPTIMIZER, HALVES, {}),
+                ("z3", z3, HALVES, {}),
+            )
+        ),
         case("z0 autocast", {"stage": 0}, ranks=ranks, fp32=True, **AUTOCAST),
         case("z1 autocast", z1, ranks=ranks, fp32=True, **AUTOCAST),
         case("z1 autocast overlap", z1 | {"overlap_comm": True}, ranks=ranks, fp32=True, **AUTOCAST),

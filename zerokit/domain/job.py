@@ -80,6 +80,7 @@ class Job:
         attention: the Transformers attention implementation.
         attention_mask_given: whether batches carry an attention mask with padding.
         optimizer: DeepSpeed optimizer type.
+        optimizer_groups: of its groups of parameters all but the first: patterns of their names.
         torch_adam: where the script makes it, AdamW steps lists of tensors and is not fused.
         new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
         quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
@@ -97,6 +98,7 @@ class Job:
     method: str = "full"
     lora: Lora | None = None
     optimizer: str = "AdamW"
+    optimizer_groups: tuple[str, ...] = ()
     torch_adam: bool = False
     attention: str = "sdpa"
     attention_mask_given: bool = False

@@ -87,10 +87,14 @@ def _stage12(
 ) -> dict[HostComponent, int]:
     pin = settings.zero.offload_optimizer.pin_memory
     largest = model.largest
+
+    def for_each_group(size_bytes: int) -> int:
+        return sum(pinned(group.size * size_bytes, pin) for group in part.groups)
+
     components = {
-        HostComponent.MASTER_WEIGHTS: pinned(part.size * element_bytes.master, pin),
-        HostComponent.GRADIENTS: pinned(part.size * element_bytes.master, pin),
-        HostComponent.STAGING: pinned(part.size * element_bytes.parameter, pin),
+        HostComponent.MASTER_WEIGHTS: for_each_group(element_bytes.master),
+        HostComponent.GRADIENTS: for_each_group(element_bytes.master),
+        HostComponent.STAGING: for_each_group(element_bytes.parameter),
         HostComponent.OFFLOAD_BUFFER: pinned(largest * element_bytes.parameter, pin),
         HostComponent.OPTIMIZER_STATES: part.size * optimizer_bytes(settings)
         + second_state_bytes(model, settings, part.size),

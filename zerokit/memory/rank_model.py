@@ -47,6 +47,7 @@ class RankModel:
         loads_on_gpu: see ``Job.loads_on_gpu``.
         kbit_prepared: see ``Job.kbit_prepared``.
         keeps_recomputed: see ``zerokit.memory.recomputed_weights``.
+        optimizer_groups: see ``Job.optimizer_groups``.
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
             beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,
             or none.
@@ -63,6 +64,7 @@ class RankModel:
     kbit_prepared: bool = False
     reference: str = ""
     keeps_recomputed: bool = False
+    optimizer_groups: tuple[str, ...] = ()
 
     @property
     def has_copy(self) -> bool:
@@ -204,9 +206,14 @@ class RankModel:
         return {}
 
     @cached_property
-    def trainable_ends(self) -> list[int]:
-        """Where each trainable parameter ends in the flat buffer, in elements."""
-        return list(accumulate(self.trainable_sizes))
+    def trainable_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Trainable parameters by the optimizer's groups; DeepSpeed takes none that is empty."""
+        patterns = [re.compile(pattern) for pattern in self.optimizer_groups]
+        groups: list[list[int]] = [[] for _ in (None, *patterns)]
+        for index, parameter in enumerate(self.trainable):
+            found = (n for n, pattern in enumerate(patterns, 1) if pattern.fullmatch(parameter.name))
+            groups[next(found, 0)].append(index)
+        return tuple(tuple(group) for group in groups if group)
 
     @cached_property
     def layer_numel(self) -> dict[str, int]:
@@ -276,6 +283,7 @@ def rank_model(
     kbit_prepared: bool = False,
     reference: str = "",
     keeps_recomputed: bool = False,
+    optimizer_groups: tuple[str, ...] = (),
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -290,7 +298,7 @@ def rank_model(
         profile=profile, parameters=parameters, trace=trace, checkpointing=variant.checkpointing, loss=loss,
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
         kbit_prepared=kbit_prepared and variant.precision == "16", reference=reference,
-        keeps_recomputed=keeps_recomputed,
+        keeps_recomputed=keeps_recomputed, optimizer_groups=optimizer_groups,
     )  # fmt: skip
 
 

@@ -38,19 +38,27 @@ class Bf16OptimizerGradients(GradientReduction):
     backward pass. The buffer is one of the rank's persistent states."""
 
     def end_of_backward(self, boundary: bool, first: bool) -> None:
-        """``update_hp_grads`` (bf16_optimizer.py:523), then ``buffered_allreduce_fallback`` of the buffer:
-        a view of it, converted whole for communication (engine.py:3801)."""
+        """``update_hp_grads`` (bf16_optimizer.py:523), then ``buffered_allreduce_fallback`` of the groups'
+        buffers: views of them, joined up to a limit and converted for communication (engine.py:3801)."""
         self.ledger.burst(Component.GRADIENT_COPY, self.model.largest * 4)
-        if boundary and self.element_bytes.communication != 4:
-            elements = self.part.size * self.part.count
-            self.ledger.burst(Component.REDUCE_COPY, elements * self.element_bytes.communication)
+        joined: list[int] = []
+        for group in self.part.groups if boundary else ():
+            joined.append(group.size * self.part.count)
+            if sum(joined) > ALL_REDUCE_ELEMENTS or group is self.part.groups[-1]:
+                sent = self.element_bytes.communication
+                each = 4 * (len(joined) > 1) + sent * (sent != 4)
+                self.ledger.burst(Component.REDUCE_COPY, sum(joined) * each)
+                joined = []
 
     def step(self) -> None:
-        """``step``: the partition's gradient is a view of the buffer."""
-        temporaries = step_temporary_bytes(self.settings, [self.part.size], self.part.size * 4)
-        self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
+        """``step``: the partitions' gradients are views of the buffers."""
+        for group in self.part.groups:
+            temporaries = step_temporary_bytes(self.settings, [group.size], group.size * 4)
+            self.ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
         self.ledger.set(Component.GRADIENTS, 0)
 
+
+ALL_REDUCE_ELEMENTS = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE, runtime/engine.py
 
 CUBLAS_THREADS = 2
 """Threads that multiply in training, each with a workspace from its first product on: the script's and
@@ -214,17 +222,18 @@ def persistent(model: RankModel, settings: DeepSpeedSettings, part: Partition, r
 
 
 def flattening_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
-    """Allocated while ZeRO-1/2 copies the trained weights into one flat buffer on the GPU. Bytes.
+    """Allocated while ZeRO-1/2 copies the trained weights into a flat buffer of each group on the GPU. Bytes.
 
     It does so only where the card has room for the copy: else the weights move to the CPU, are joined there
     and come back (``stage_1_and_2.py:446-520``, 0.19.8). Stages 0 and 3 and ``BF16_Optimizer`` never ask: 0.
     """
     if settings.zero.stage not in (1, 2) or runs_bf16_optimizer(settings):
         return 0
-    trained = model.trainable_numel * settings.parameter_bytes
+    groups = (sum(model.trainable_sizes[index] for index in group) for group in model.trainable_groups)
+    trained = (model.trainable_numel + max(groups, default=0)) * settings.parameter_bytes
     weights = model.frozen_bytes(settings.parameter_bytes) + _first_adagrad_bytes(model, settings)
     reference = reference_bytes(model, settings, ranks=1)
-    return weights + 2 * trained + model.profile.buffer_bytes + reference
+    return weights + trained + model.profile.buffer_bytes + reference
 
 
 def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
@@ -327,15 +336,18 @@ def _most_while_sharing(built: Iterable[tuple[str, int]], ranks: int, on_gpu: bo
 
 
 def sub_groups(model: RankModel, zero: ZeroSettings, ranks: int) -> list[int]:
-    """Elements of a rank's optimizer sub-groups, whole parameters each (``_create_fp16_sub_groups``)."""
-    groups: list[int] = []
-    current = 0
-    for size in model.trainable_sizes:
-        current += -(-size // ranks)
-        if current >= zero.sub_group_size:
-            groups.append(current)
-            current = 0
-    return [*groups, current] if current else groups
+    """Elements of a rank's optimizer sub-groups, whole parameters of one group each
+    (``_create_fp16_sub_groups``)."""
+    found: list[int] = []
+    for group in model.trainable_groups:
+        current = 0
+        for index in group:
+            current += -(-model.trainable_sizes[index] // ranks)
+            if current >= zero.sub_group_size:
+                found.append(current)
+                current = 0
+        found += [current] if current else []
+    return found
 
 
 def on_device(model: RankModel, zero: ZeroSettings, ranks: int) -> list[int]:

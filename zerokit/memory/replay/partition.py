@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 
@@ -15,56 +15,84 @@ from zerokit.values import frozen_dataclass
 
 
 @frozen_dataclass(eq=False)
-class Partition:
-    """What of the flat parameter buffer one data-parallel rank owns.
+class Share:
+    """What of a group's flat parameter buffer one data-parallel rank owns.
 
     ``fragments[i]`` is how many elements of trainable parameter i lie in it; whole parameters that
-    touch it are held (``get_partition_info``). ``ends[i]`` is where parameter i ends in the buffer.
+    touch it are held (``get_partition_info``).
+    """
+
+    size: int
+    fragments: Mapping[int, int]
+    whole: int
+
+
+@frozen_dataclass(eq=False)
+class Partition:
+    """What one data-parallel rank owns of the flat buffers, of which each of the optimizer's groups has one.
+
+    Attributes:
+        size, fragments, whole: as of one group, of all of them.
+        placed: of each trainable parameter, where it ends in its group's buffer, and the size of that one's
+            partitions.
     """
 
     rank: int
     count: int
+    groups: tuple[Share, ...]
     size: int
-    fragments: dict[int, int]
+    fragments: Mapping[int, int]
     whole: int
-    ends: Sequence[int]
+    placed: Mapping[int, tuple[int, int]]
+
+    def owners(self, index: int, size: int) -> tuple[int, int]:
+        """The first and the last rank that own some of a parameter with so many elements."""
+        end, share = self.placed[index]
+        return (end - size) // share, (end - 1) // share
+
+
+@lru_cache(maxsize=256)
+def _buffers(
+    model: RankModel, count: int, round_robin: bool
+) -> tuple[tuple[Sequence[int], Sequence[int], int], ...]:
+    """Of each group its parameters, where they end in its buffer, and the size of a partition: padded to
+    2·count elements.
+
+    ``round_robin``: parameters 0, count, 2·count, … come first, then 1, … (``_round_robin_reorder``).
+    """
+    buffers = []
+    for group in model.trainable_groups:
+        order = [i for first in range(count) for i in group[first::count]] if round_robin else group
+        ends = list(accumulate(model.trainable_sizes[i] for i in order))
+        alignment = 2 * count
+        buffers.append((order, ends, -(-ends[-1] // alignment) * alignment // count))
+    return tuple(buffers)
 
 
 @lru_cache(maxsize=1024)
 def partition(model: RankModel, rank: int, count: int, *, round_robin: bool = False) -> Partition:
-    """The partition of data-parallel ``rank`` of ``count``; padded to 2·count elements.
-
-    ``round_robin``: parameters 0, count, 2·count, … come first, then 1, … (``_round_robin_reorder``).
-    """
-    sizes = model.trainable_sizes
-    order: Sequence[int] = range(len(sizes))
-    ends: Sequence[int] = model.trainable_ends
-    if round_robin:
-        order = [i for first in range(count) for i in range(first, len(sizes), count)]
-        ends = list(accumulate(sizes[i] for i in order))
-    alignment = 2 * count
-    padded = -(-(ends[-1] if ends else 0) // alignment) * alignment
-    size = padded // count
-    low, high = rank * size, (rank + 1) * size
-    fragments: dict[int, int] = {}
-    position = bisect_right(ends, low)
-    while position < len(sizes):
-        index = order[position]
-        start = ends[position] - sizes[index]
-        if start >= high:
-            break
-        fragments[index] = min(ends[position], high) - max(start, low)
-        position += 1
-    if round_robin:
-        placed = dict(zip(order, ends, strict=True))
-        ends = [placed[index] for index in range(len(sizes))]
+    """The partition of data-parallel ``rank`` of ``count``; ``round_robin``: ``round_robin_gradients``."""
+    sizes, buffers = model.trainable_sizes, _buffers(model, count, round_robin)
+    groups = []
+    for order, ends, size in buffers:
+        low, high = rank * size, (rank + 1) * size
+        fragments: dict[int, int] = {}
+        position = bisect_right(ends, low)
+        while position < len(order) and (start := ends[position] - sizes[order[position]]) < high:
+            fragments[order[position]] = min(ends[position], high) - max(start, low)
+            position += 1
+        groups.append(Share(size=size, fragments=fragments, whole=sum(sizes[i] for i in fragments)))
+    placed = {
+        index: (end, size) for order, ends, size in buffers for index, end in zip(order, ends, strict=True)
+    }
     return Partition(
         rank=rank,
         count=count,
-        size=size,
-        fragments=fragments,
-        whole=sum(sizes[i] for i in fragments),
-        ends=ends,
+        groups=tuple(groups),
+        size=sum(group.size for group in groups),
+        fragments={index: owned for group in groups for index, owned in group.fragments.items()},
+        whole=sum(group.whole for group in groups),
+        placed=placed,
     )
 
 

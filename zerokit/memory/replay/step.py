@@ -10,6 +10,7 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.model_states import (
+    ALL_REDUCE_ELEMENTS,
     Bf16OptimizerGradients,
     Persistent,
     flattening_bytes,
@@ -23,8 +24,6 @@ from zerokit.memory.replay.partition import GradientReduction, Partition, partit
 from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_parameters import Gradients, Parameters, gathers, settings_of_gathers
 from zerokit.values import frozen_dataclass
-
-ALL_REDUCE_ELEMENTS = 500_000_000  # MEMORY_OPT_ALLREDUCE_SIZE, runtime/engine.py
 
 
 class WholeGradients(GradientReduction):

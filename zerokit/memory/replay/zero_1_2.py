@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, Overlay, RankModel
 from zerokit.memory.replay.optimizers import step_temporary_bytes
-from zerokit.memory.replay.partition import GradientReduction, Partition
+from zerokit.memory.replay.partition import GradientReduction, Partition, Share
 
 
 class BucketedGradients(GradientReduction):
@@ -46,6 +47,7 @@ class BucketedGradients(GradientReduction):
         self.buckets: dict[int, list[int]] = {key: [] for key in sorted(set(self.comm_bytes))}
         self.elements = dict.fromkeys(self.buckets, 0)
         self.copied = False
+        self.opened = frozenset[Share]()  # groups whose gradients are added up
         self.reduced = 0  # bytes of others' gradients that the next reduction releases
 
     def _accumulates_apart(self) -> bool:
@@ -155,7 +157,8 @@ class BucketedGradients(GradientReduction):
         if self.compact:
             own_fragments = [self.part.fragments[index] for index in bucket if index in self.part.fragments]
             if own_fragments:
-                self.ledger.set(Component.GRADIENT_PARTITION, self.part.size * 4)
+                self.opened |= {group for group in self.part.groups if group.fragments.keys() & bucket}
+                self.ledger.set(Component.GRADIENT_PARTITION, 4 * sum(group.size for group in self.opened))
                 if communication != 4:  # _add_to_grad_partition_buffer converts piece by piece
                     copy = max(copy, (converted or flat) + max(own_fragments) * 4)
         self.ledger.burst(Component.REDUCE_COPY, copy)
@@ -171,7 +174,7 @@ class BucketedGradients(GradientReduction):
         # `allreduce_and_scatter` of one gradient larger than a bucket: its owners' pieces go together until
         # they are more than a bucket (stage_1_and_2.py:1533)
         index = bucket[0]
-        end, share, room = self.part.ends[index], self.part.size, self.zero.reduce_bucket_size
+        (end, share), room = self.part.placed[index], self.zero.reduce_bucket_size
         start = end - self.sizes[index]
         most, flattened, together, pieces = 0, False, 0, 0
         while start < end:
@@ -185,14 +188,8 @@ class BucketedGradients(GradientReduction):
     def _divided(self, indexes: Sequence[int]) -> bool:
         """Whether pieces in a bucket have different owners: one piece alone is reduced without a copy.
         Pieces of this rank that are added into an fp32 partition stay apart (stage_1_and_2.py:1629)."""
-        ends, sizes, share = self.part.ends, self.sizes, self.part.size
-        owner = (ends[indexes[0]] - 1) // share
-        if self.compact and owner == self.part.rank and len(indexes) > 1:
-            return True
-        return any(
-            (ends[index] - 1) // share != owner or (ends[index] - sizes[index]) // share != owner
-            for index in indexes
-        )
+        owners = {owner for index in indexes for owner in self.part.owners(index, self.sizes[index])}
+        return len(owners) > 1 or (self.compact and self.part.rank in owners and len(indexes) > 1)
 
     def _after_reduction(self, index: int, boundary: bool) -> None:
         size = self.sizes[index] * self.gradient
@@ -227,18 +224,27 @@ class BucketedGradients(GradientReduction):
             return
         # all_grad_tensors: this rank's gradients are held as they came unless they were copied; those of
         # later micro-steps are added into them
-        held_bytes = self.part.whole * self.gradient if not self.contiguous and not self.compact else 0
-        if self.contiguous and not self.compact and not self.offload:
-            # get_all_grad_tensors: zeros for parameters without a gradient, outside of the buffer
-            zeros = sum(self.sizes[index] for index in self.model.unused if index in self.part.fragments)
-            held_bytes = zeros * self.gradient
-        self.ledger.set(Component.GRADIENTS, held_bytes)
+        self.ledger.set(Component.GRADIENTS, self._held_bytes(self.part.groups))
         self.ledger.set(Component.GRADIENT_BUCKET, 0)
+
+    def _held_bytes(self, groups: Sequence[Share]) -> int:
+        """Gradients of some groups between backward and step, outside of the buffer."""
+        if self.compact or self.offload:
+            return 0
+        if not self.contiguous:
+            return sum(group.whole for group in groups) * self.gradient
+        # get_all_grad_tensors: zeros for parameters without a gradient
+        zeros = (
+            self.sizes[index] for group in groups for index in self.model.unused & group.fragments.keys()
+        )
+        return sum(zeros) * self.gradient
 
     # ---------------------------------------------------------------- optimizer step
 
     def step(self) -> None:
-        """``step``: norm, flat gradient, fp32 copy, update; the gradients are gone afterwards."""
+        """``step``: norm, then group by group flat gradient, fp32 copy, update; the gradients are gone
+        afterwards. Those of all groups are in one buffer, or in one for each group where they are added up in
+        fp32."""
         if self.offload:
             return
         ledger, part = self.ledger, self.part
@@ -247,19 +253,27 @@ class BucketedGradients(GradientReduction):
         if self.accumulates_apart:  # free_grad_in_param_list
             ledger.set(Component.GRADIENTS, 0)
             ledger.set(Component.GRADIENT_BUCKET, 0)
-        if not self.compact:
-            copies = len(part.fragments) > 1 or part.whole != part.size
-            flat = part.size * self.element_bytes.gradient if copies else 0
-            ledger.add(Component.FLAT_GRADIENT, flat)
-            if self.element_bytes.gradient != self.element_bytes.master:
-                ledger.add(Component.FP32_GRADIENT, part.size * self.element_bytes.master)
-                ledger.add(Component.FLAT_GRADIENT, -flat)
-        ledger.set(Component.GRADIENT_PARTITION, 0 if not self.compact else part.size * 4)
-        ledger.set(Component.GRADIENTS, 0)
-        temporaries = step_temporary_bytes(self.settings, [part.size], part.size * self.element_bytes.master)
-        ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
-        for name in (Component.FLAT_GRADIENT, Component.FP32_GRADIENT, Component.GRADIENT_PARTITION):
-            ledger.set(name, 0)
+        if self.compact:
+            ledger.set(Component.GRADIENT_PARTITION, part.size * 4)
+        for number, group in enumerate(part.groups, 1):
+            master, later = group.size * self.element_bytes.master, part.groups[number:]
+            if not self.compact:
+                copies = len(group.fragments) > 1 or group.whole != group.size
+                flat = group.size * self.element_bytes.gradient if copies else 0
+                ledger.add(Component.FLAT_GRADIENT, flat)
+                if self.element_bytes.gradient != self.element_bytes.master:
+                    ledger.add(Component.FP32_GRADIENT, master)
+                    ledger.add(Component.FLAT_GRADIENT, -flat)
+                if not any(other.fragments for other in later):
+                    ledger.set(Component.GRADIENT_PARTITION, 0)
+            ledger.set(Component.GRADIENTS, self._held_bytes(later))
+            temporaries = step_temporary_bytes(self.settings, [group.size], master)
+            ledger.burst(Component.OPTIMIZER_TEMPORARIES, temporaries)
+            if self.compact:
+                ledger.add(Component.GRADIENT_PARTITION, -group.size * 4)
+            ledger.set(Component.FLAT_GRADIENT, 0)
+            ledger.set(Component.FP32_GRADIENT, 0)
+        self.opened = frozenset()
 
 
 class Stage1Gradients(BucketedGradients):
@@ -322,7 +336,8 @@ class Stage1Gradients(BucketedGradients):
     def _kept_into_buckets(self, boundary: bool) -> None:
         room, gradient = self.zero.reduce_bucket_size, self.gradient
         moved_bytes = 0  # bytes whose gradients are in a bucket now; the level counts when one is reduced
-        for index, (size, comm_bytes) in enumerate(zip(self.sizes, self.comm_bytes, strict=True)):
+        for index in chain(*self.model.trainable_groups):
+            size, comm_bytes = self.sizes[index], self.comm_bytes[index]
             if self.contiguous and self.elements[comm_bytes] + size <= room:
                 self.buckets[comm_bytes].append(index)
                 self.elements[comm_bytes] += size
