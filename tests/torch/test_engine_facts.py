@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from zerokit.domain.job import PACKED_LORA, Lora
-from zerokit.instrument.engine_facts import adapters, elements, unlike_lora
+from zerokit.instrument.engine_facts import adapters, elements, optimizer_groups, unlike_lora
 from zerokit.rehearsal.process.phases import describe
 
 peft = pytest.importorskip("peft")
@@ -88,3 +90,28 @@ def test_adapters_of_another_kind_and_on_packed_weights_are_named() -> None:
     packed.to("cpu")  # packs two weights into a byte
     assert sum(parameter.numel() for parameter in packed.parameters()) < whole
     assert sum(map(elements, packed.parameters())) == whole
+
+
+def test_groups_of_an_optimizer_are_read_by_the_kinds_of_their_parameters() -> None:
+    """As DeepSpeed has them at stages 1 and 2, and at 3, where groups are in pieces."""
+    made = model()
+    names = dict(made.named_parameters())
+    norms = [one for name, one in names.items() if "norm" in name]
+    others = [one for name, one in names.items() if "norm" not in name]
+
+    def read(groups: list[list[Any]], **pieces: Any) -> list[str] | None:
+        name = "fp16_groups" if pieces else "bit16_groups"
+        return optimizer_groups(
+            SimpleNamespace(module=made, optimizer=SimpleNamespace(**{name: groups}, **pieces))
+        )
+
+    assert read([[*names.values()]]) == []
+    (pattern,) = read([others, norms]) or ()
+    assert [name for name in names if re.fullmatch(pattern, name)] == [
+        name for name in names if "norm" in name
+    ]
+    assert re.fullmatch(pattern, "model.layers.31.input_layernorm.weight")
+    halves = [others[:9], others[9:], norms]
+    assert read(halves, sub_group_to_group_id={0: 0, 1: 0, 2: 1}) == [pattern]
+    assert read([others, norms[::-1]]) is None  # in another order
+    assert read([[*others, norms[0]], norms[1:]]) is None  # layers are told apart

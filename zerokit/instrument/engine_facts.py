@@ -216,6 +216,7 @@ def record(engine: Any) -> dict[str, Any]:
         "micro_batch": fact(lambda: engine.train_micro_batch_size_per_gpu()),
         "tensor_parallel": fact(lambda: max(1, int(engine.autotp_size() or 1))) or 1,
         "optimizer": fact(lambda: type(engine.basic_optimizer).__name__ if engine.basic_optimizer else None),
+        "optimizer_groups": fact(lambda: optimizer_groups(engine)),
         "gradient_checkpointing": fact(lambda: checkpointing(engine.module)),
         "parameters": sum(map(elements, parameters)),
         "trainable_parameters": sum(elements(one) for one in parameters if one.requires_grad),
@@ -225,6 +226,28 @@ def record(engine: Any) -> dict[str, Any]:
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
         "skippable": fact(lambda: skippable_modules(engine.module)) or {},
     }
+
+
+def optimizer_groups(engine: Any) -> list[str] | None:
+    """Patterns of the names in each of the optimizer's groups but the first, in which layers have any number.
+    None: a group has another order than the model, or some of a kind that others have."""
+    made = engine.optimizer
+    lists = [getattr(made, name, None) for name in ("bit16_groups", "bf16_groups", "fp16_groups")]
+    groups = next(filter(None, lists), None) or [group["params"] for group in made.param_groups]
+    group_of = getattr(made, "sub_group_to_group_id", None) or range(len(groups))  # stage3.py:953, 0.19.8
+    numbers = {id(one): group_of[at] for at, group in enumerate(groups) for one in group}
+    order = [id(one) for group in groups for one in group]
+    names = {id(one): name for name, one in engine.module.named_parameters() if id(one) in numbers}
+    kinds: dict[str, int] = {}
+    for one, name in names.items():
+        if kinds.setdefault(re.sub(r"\b\d+\b", r"\\d+", re.escape(name)), numbers[one]) != numbers[one]:
+            return None
+    if order != sorted(names, key=numbers.__getitem__):
+        return None
+    of_group: dict[int, list[str]] = {number: [] for number in sorted(set(numbers.values()))}
+    for kind, number in kinds.items():
+        of_group[number].append(kind)
+    return ["|".join(some) for some in of_group.values()][1:]
 
 
 def adapters(module: Any) -> Lora | None:

@@ -18,7 +18,7 @@ from zerokit.planner.memory_source import Model, lessened
 from zerokit.search.plan import make_space, time_model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from zerokit.domain.job import Job
     from zerokit.domain.script_profile import RehearsedStrategy
@@ -31,6 +31,10 @@ _HELD_AS = {
     Component.PARAMETERS.value: "load",
     Component.MASTER_WEIGHTS.value: "init",
     Component.GRADIENT_PARTITION.value: "backward",
+    Component.GRADIENT_NORM.value: "step",
+    Component.FLAT_GRADIENT.value: "step",
+    Component.FP32_GRADIENT.value: "step",
+    Component.OPTIMIZER_TEMPORARIES.value: "step",
 }
 """In which phase a rehearsal sees parts of the replay come that have other names there."""
 FURTHER = 3
@@ -51,12 +55,14 @@ class Depth:
         time_factor: rehearsed over predicted seconds of one layer; None: steps are not timed.
         init_bytes: what a layer takes in ``init`` beside what the replay says: adapters, as the engine makes
             its own of them.
+        at_loss: phases that a few layers have highest at a loss that holds more or less than the replay's.
     """
 
     layers: int
     of: int
     time_factor: float | None
     init_bytes: float = 0.0
+    at_loss: frozenset[str] = frozenset()
 
     @classmethod
     def seen(
@@ -68,48 +74,52 @@ class Depth:
         Args:
             fewer: with ``layers`` of the layers; more: with so many more.
         """
-        low, high = (_replay(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
+        low, high = (_Replayed.of(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
         if low is None or high is None or of != request.shape.layers:
             return None
-        beside = dict.fromkeys(fewer.phases, 0)
-        for phase, size in fewer.phases.items():
-            row = BY_NAME[phase]
-            if row.is_estimated:
-                told = _phase(high, row.replay) - _phase(low, row.replay)
-                beside[phase] = more.phases.get(phase, 0) - size - told
-                if abs(beside[phase]) > _BLOCKS + _MOST_UNLIKE * told:
-                    return None
+        at_loss: set[str] = set()
+        for phase in _estimated(fewer.phases):
+            most_unlike = _BLOCKS + _MOST_UNLIKE * (high.peak(phase) - low.peak(phase))
+            for told_at_loss in ({*at_loss, phase}, at_loss):
+                told = _peak(phase, fewer.phases, low, high, told_at_loss)
+                if told is not None and abs(more.phases.get(phase, 0) - told) <= most_unlike:
+                    at_loss = told_at_loss
+                    break
+            else:
+                return None
         factor = None
         if fewer.step_seconds is not None and more.step_seconds is not None:
             low_seconds, high_seconds = (
                 _seconds(request, fewer.strategy, count) for count in (layers, layers + FURTHER)
             )
             factor = (more.step_seconds - fewer.step_seconds) / (high_seconds - low_seconds)
+        beside = 0
+        if request.job.lora is not None and "init" in fewer.phases:
+            grew = more.phases["init"] - fewer.phases["init"]
+            beside = grew - high.peak("init") + low.peak("init")
         return cls(
-            layers=layers, of=of, time_factor=factor, init_bytes=beside.get("init", 0) / FURTHER
+            layers=layers, of=of, time_factor=factor, init_bytes=beside / FURTHER, at_loss=frozenset(at_loss)
         )  # fmt: skip
 
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:
         """What a strategy takes with all layers, in the phases that a replay has: whatever the others hold
         of a layer, forward and backward hold, too. None: a few layers do not tell."""
         strategy = few.strategy
-        of_few = _replay(request, strategy, self.layers)
-        if of_few is None:
+        of_few, of_all = (_Replayed.of(request, strategy, count) for count in (self.layers, None))
+        if of_few is None or of_all is None:
             return None
-        highest = max(few.phases, key=few.phases.__getitem__)
-        if not BY_NAME[highest].is_estimated:
+        if not BY_NAME[max(few.phases, key=few.phases.__getitem__)].is_estimated:
             return None
-        job = _job(request, strategy)
-        of_all = request.memory(job, strategy, request.cluster)
-        few_lossless = _replay(request, strategy, self.layers, loss="cut")
-        lossless = request.memory(replace(job, loss="cut"), strategy, request.cluster)
-        if few_lossless is None:
-            return None
-        phases = _phases(few.phases, of_few, of_all, few_lossless, lossless)
-        if phases is None:
-            return None
+        phases: dict[str, int] = {}
+        for phase in _estimated(few.phases):
+            peak = _peak(phase, few.phases, of_few, of_all, self.at_loss)
+            if peak is None:
+                return None
+            phases[phase] = peak
         if "init" in phases:
             phases["init"] += round(self.init_bytes * (self.of - self.layers))
+        if BY_NAME[max(phases, key=phases.__getitem__)].is_before_training:
+            return None  # a smaller card may do without the copies that an engine makes of weights
         more = max(phases.values()) - few.peak_allocated_bytes
         seconds, ratio = few.step_seconds, 1.0
         if seconds is not None:
@@ -123,7 +133,7 @@ class Depth:
             few,
             phases=phases,
             min_vram_bytes=few.min_vram_bytes + more,
-            components=_parts(few, of_few, of_all, more),
+            components=_parts(few, of_few.estimate, of_all.estimate, more),
             step_seconds=seconds,
             step_seconds_range=None if between is None else (between[0] * ratio, between[1] * ratio),
             step_seconds_by_host_factor=tuple(
@@ -133,39 +143,61 @@ class Depth:
         )
 
 
-def _phases(
-    few: Mapping[str, int],
-    of_few: MemoryEstimate,
-    of_all: MemoryEstimate,
-    few_lossless: MemoryEstimate,
-    lossless: MemoryEstimate,
-) -> dict[str, int] | None:
-    """The peaks with all layers; None: few of them do not tell.
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """The replay of a strategy, and ``lossless`` with a loss that makes no logits."""
+
+    estimate: MemoryEstimate
+    lossless: MemoryEstimate
+
+    @classmethod
+    def of(cls, request: Request, strategy: Strategy, layers: int | None) -> _Replayed | None:
+        """With so many layers, or all; None: there is none, or layers are not alike."""
+        model, job = request.memory, _job(request, strategy)
+        if strategy.pipeline_parallel > 1 or not isinstance(model, Model):
+            return None
+        jobs = job, replace(job, loss="cut")
+        if layers is None:
+            return cls(*(model(one, strategy, request.cluster) for one in jobs))
+        estimate, lossless = (model.of_layers(one, strategy, request.cluster, layers) for one in jobs)
+        return None if estimate is None or lossless is None else cls(estimate, lossless)
+
+    def peak(self, phase: str) -> int:
+        """What rank 0 takes, which is rehearsed. Bytes."""
+        return self.estimate.ranks[0].phases[BY_NAME[phase].replay]
+
+    def peak_of_layers(self, phase: str) -> int:
+        """The same without logits."""
+        return self.lossless.ranks[0].phases[BY_NAME[phase].replay]
+
+
+def _estimated(phases: Iterable[str]) -> list[str]:
+    return [phase for phase in phases if BY_NAME[phase].is_estimated]
+
+
+def _peak(
+    phase: str, few: Mapping[str, int], of_few: _Replayed, of_all: _Replayed, at_loss: Container[str]
+) -> int | None:
+    """A phase's peak with all layers; None: few of them do not tell.
 
     With few layers forward and backward may be highest at the loss, of which a trainer may hold more or less
-    than the replay; with all, what layers keep may be higher, beside which a script holds what it does in
-    the step, and no more than was live with few layers beside theirs.
-
-    Args:
-        few_lossless, lossless: of few and of all layers, with a loss that makes no logits.
+    than the replay, and which grows as forward does; with all, what layers keep may be higher, beside which
+    a script holds what it does in the step at most, and no more than was live with few layers beside theirs.
     """
-    beside = {
-        phase: size - _phase(of_few, phase) for phase, size in few.items() if BY_NAME[phase].is_estimated
-    }
-    result = {phase: _phase(of_all, phase) + size for phase, size in beside.items()}
-    for phase in result.keys() & {"forward", "backward"}:
-        beside_layers = min(beside.get("step", 0), few[phase] - _phase(few_lossless, phase))
-        elsewhere = _phase(lossless, phase) + beside_layers
-        is_at_loss = _phase(of_all, phase) > _phase(lossless, phase)
-        if not is_at_loss and result[phase] - elsewhere > _MOST_UNLIKE * elsewhere:
-            return None
-        result[phase] = max(result[phase], elsewhere)
-    return result
-
-
-def _phase(estimate: MemoryEstimate, phase: str) -> int:
-    """Return what rank 0 takes, which is rehearsed. Bytes."""
-    return estimate.ranks[0].phases[phase]
+    size = few[phase]
+    told = size + of_all.peak(phase) - of_few.peak(phase)
+    if phase not in ("forward", "backward"):
+        return told
+    above_layers = size - of_few.peak_of_layers(phase)
+    beside_layers = min(few.get("step", of_few.peak("step")) - of_few.peak("step"), above_layers)
+    of_layers = of_all.peak_of_layers(phase)
+    elsewhere = of_layers + beside_layers
+    if phase in at_loss and above_layers - beside_layers > _BLOCKS:
+        told = size + of_all.peak("forward") - of_few.peak("forward")
+    elif of_all.peak(phase) <= of_layers and told - elsewhere > _MOST_UNLIKE * elsewhere:
+        return None
+    is_open = elsewhere - max(told, of_layers) > _MOST_UNLIKE * elsewhere
+    return None if is_open else max(told, elsewhere)
 
 
 def _parts(
@@ -184,21 +216,6 @@ def _parts(
 
 def _job(request: Request, strategy: Strategy) -> Job:
     return replace(make_space(request)[0].job, global_batch=strategy.global_batch)
-
-
-def _replay(
-    request: Request, strategy: Strategy, layers: int, loss: str | None = None
-) -> MemoryEstimate | None:
-    """The replay of a model with so many layers; None: there is none, or layers are not alike.
-
-    Args:
-        loss: another than the job's.
-    """
-    if strategy.pipeline_parallel > 1 or not isinstance(request.memory, Model):
-        return None
-    job = _job(request, strategy)
-    job = job if loss is None else replace(job, loss=loss)
-    return request.memory.of_layers(job, strategy, request.cluster, layers)
 
 
 def _seconds(request: Request, strategy: Strategy, layers: int | None) -> float:

@@ -68,15 +68,13 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
         if few is None or further is None:
             return "a rehearsal of a few did not go to the end"
         depth = Depth.seen(request, few, further, low, of)
-        whole = depth.whole(request, few) if depth is not None else None
+        whole = replace(depth, layers=high).whole(request, further) if depth is not None else None
     except ZerokitError as error:
         return str(error)
     if whole is None:
         return "layers take something else than the replay says"
     growth = _Growth(more=of - high, over=high - low)
-    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole.phases)
-    if rank is None:
-        return "with all layers something else is live at the peak"
+    rank = growth.rank(fewer.ranks[0], more.ranks[0], whole)
     needed = whole.min_vram_bytes
     step = more.step
     if step is not None and whole.step_seconds is not None and whole.step_seconds_range is not None:
@@ -125,6 +123,9 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
     if model.get("lora_narrow"):  # as TRL makes adapters under ZeRO-3; the loss is the same at any depth
         options |= {"trainer": "trl", "loss": "standard"}
     request = resolve(options, single=True, file=True).request
+    if (groups := engine.get("optimizer_groups", ())) is None:
+        raise InputError("the optimizer's groups of parameters are not known")
+    request = replace(request, job=replace(request.job, optimizer_groups=tuple(groups)))
     rows = max(engine.get("batch_rows") or 1, engine.get("micro_batch") or 1)  # pairs are several
     if engine.get("engine") == "fsdp2":
         checkpointing = options.get("checkpointing", "none")
@@ -175,10 +176,10 @@ class _Growth:
             for name, some in more.items()
         }
 
-    def rank(self, fewer: RankMemory, more: RankMemory, phases: Mapping[str, int]) -> RankMemory | None:
-        """What the rank takes whose phases have these peaks; None: what is live at the highest is not what
-        was live with a few layers."""
-        all_phases = {**self.sizes(fewer.phases, more.phases), **phases}
+    def rank(self, fewer: RankMemory, more: RankMemory, whole: RehearsedStrategy) -> RankMemory:
+        """What the rank takes, of which the replay has the peaks, and what is live at the highest where that
+        is not what was live with a few layers."""
+        all_phases = {**self.sizes(fewer.phases, more.phases), **whole.phases}
         all_phases = {name: all_phases[name] for name in more.phases}
         host = self.sizes(fewer.host_phases, more.host_phases)
         highest = max(all_phases, key=all_phases.__getitem__)
@@ -186,9 +187,11 @@ class _Growth:
             phase: self._live(fewer.at_peaks.get(phase, ()), rows, all_phases[phase])
             for phase, rows in more.at_peaks.items()
         }
-        if highest not in phases or (at_peak := live.get(highest)) is None:
-            return None
         peak = all_phases[highest]
+        at_peak = live.get(highest) or tuple(
+            HeldAtPeak(what=name.replace("_", " "), module="", location="", bytes=size)
+            for name, size in sorted(whole.components.items(), key=lambda part: -part[1])
+        )
         added = peak - more.peak_allocated_bytes
         return replace(
             more,

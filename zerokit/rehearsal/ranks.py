@@ -46,8 +46,9 @@ def rehearse(
     return kept.answer(request, (request.rank,), progress, anew)
 
 
-_NEAR = 0.05
-"""Share of a card: fragmentation follows from few layers within 1 %, of a small model within 3.4 %."""
+_NEAR = 0.1
+"""Share of a card: what blocks lie apart follows from few layers within 1 % under ZeRO-3, within 8.3 % under
+ZeRO-2 with accumulation."""
 FEW_LAYERS = 3, 5
 """Of a decoder, with which a script is rehearsed where these tell of all of them."""
 

@@ -93,6 +93,7 @@ class ScriptPlanning:
     _trainable: int | None = None
     _layers: int | None = FEW
     _depth: Depth | None = None
+    _groups: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         name = Path(self.target.name).name if self.target.script else self.target.name
@@ -201,7 +202,7 @@ class ScriptPlanning:
             options["params"] = _STAND_IN
         read = resolve(with_optimizer_of(self._script, options), say=self.say)
         self._planned = PlannedFor.of(
-            read.request,
+            replace(read.request, job=replace(read.request.job, optimizer_groups=self._groups)),
             self._script.fixed(),
             self._decisions.kept,
             search_tensor=self._script.feeds_peers_alike and self._engine == "deepspeed",
@@ -248,7 +249,7 @@ class ScriptPlanning:
             if first is None:
                 first = done.done
                 self._learn_job(engine)
-                if self._decisions.take_model(first, done.strategy):
+                if self._decisions.take_model(first, done.strategy) or self._groups:
                     read = self._resolved()
                 method = read.request.job.method
                 self._decisions.refuse_unlike_model(first, read.request.shape.parameters, method)
@@ -303,6 +304,7 @@ class ScriptPlanning:
             engines=engine.get("engines") or 1,
             other_parameters=engine.get("other_parameters") or 0,
         )
+        self._groups = tuple(engine.get("optimizer_groups") or ())
         loaded, fed = engine.get("loader_rows"), engine.get("batch_rows")
         if not loaded or not fed or fed == loaded or fed % loaded:
             return

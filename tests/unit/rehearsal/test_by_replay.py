@@ -78,15 +78,29 @@ def test_a_few_layers_tell_what_all_take(folder: Path) -> None:
     assert done.min_vram_bytes == more.min_vram_bytes + rank.peak_allocated_bytes - OF_SIX["backward"]
 
 
-def test_where_another_instant_is_the_highest_all_layers_are_rehearsed(folder: Path) -> None:
-    """With a few layers the loss may be, with all the last layer run again: LoRA of Llama-3.1-8B under ZeRO-2
-    was said 0.34 % too high, by what stays of a batch until the step."""
+def test_what_is_live_where_another_instant_is_the_highest(folder: Path) -> None:
+    """With a few layers the norm of an embedding's gradient may be, with all what the step makes of its
+    gradients: the replay tells it, without lines."""
     fewer, more = _done(3, OF_THREE, "layers.*.q_proj"), _done(6, OF_SIX, "layers.*.act_fn")
     (rank,) = fewer.ranks
     rows = tuple(row for row in rank.at_peak if row.what != "optimizer states")
     fewer = replace(fewer, ranks=(replace(rank, at_peaks={"backward": rows}),))
+    done = all_layers(fewer, more, gpus.load("h200"), folder)
+    assert isinstance(done, Rehearsal)
+    (rank,) = done.ranks
+    assert sum(row.bytes for row in rank.at_peak) == rank.peak_allocated_bytes
+    assert {row.location for row in rank.at_peak} == {""}
+    states = next(row.bytes for row in rank.at_peak if row.what == "optimizer states")
+    assert states == pytest.approx(8030261248 / 8 * 4 * 2, rel=0.01)
+
+
+def test_groups_that_layers_do_not_tell_are_rehearsed_whole(folder: Path) -> None:
+    fewer, more = (
+        replace(_done(n, p, ""), engine={**RAN, "optimizer_groups": None})
+        for n, p in ((3, OF_THREE), (6, OF_SIX))
+    )
     told = all_layers(fewer, more, gpus.load("h200"), folder)
-    assert told == "with all layers something else is live at the peak"
+    assert told == "the optimizer's groups of parameters are not known"
 
 
 def test_a_script_that_keeps_more_of_each_layer_is_rehearsed_whole(folder: Path) -> None:
