@@ -19,13 +19,21 @@ DATA = Path(__file__).parents[2] / "benchmarks" / "measure" / "data"
 GIVEN = {row["name"]: row for row in rows(DATA / "trainer-files-predicted.jsonl")}
 MEASURED = {row["name"]: row for row in rows(DATA / "trainer-files.jsonl")}
 REHEARSED = {row["name"]: row for row in rows()}
-ONE_OF_EACH = ("full.smollm2-360m", "lf.lora", "at.z3", "dps.lora", "lf.dpo.full")
+ONE_OF_EACH = (
+    "full.smollm2-360m",
+    "lf.lora",
+    "at.z3",
+    "dps.lora",
+    "lf.dpo.full",
+    "lf.kto.full",
+    "lf.rm.full",
+)
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
-ZeRO-3; a reference model without an engine."""
+ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
-       "lf.dft": 0.009}  # fmt: skip
+       "lf.dft": 0.009, "lf.dpo": 0.002, "lf.kto": 0.003}  # fmt: skip
 """Packed rows are not all full; answers of preferences begin behind a prompt; the loss of ``use_dft_loss`` is
-not modelled."""
+not modelled; two trainers' pass without a graph, with reentrant checkpointing, is said higher."""
 
 
 SHOWN = (
@@ -33,7 +41,9 @@ SHOWN = (
     "ex.llama.nolen", "ex.llama.accum", "ex.llama.adamwtorch", "ex.llama.z2", "ex.llama.z3", "ex.llama.fsdp2",
     "ex.llama.ddp2", "at.z0", "at.z2", "at.z3", "at.z2off", "at.fsdp2", "hb.qlora.mistral", "dps.full",
     "dps.lora", "dps.full.ddp2", "lf.dpo.full", "lf.dpo.lora.nock", "lf.dpo.full.pure", "lf.dpo.ds2",
-    "lf.simpo.lora.nock", "lf.orpo.full",
+    "lf.simpo.lora.nock", "lf.orpo.full", "lf.dpo.ddp.full.nock", "lf.kto.lora.nock", "lf.kto.full",
+    "lf.kto.ds2", "lf.kto.ds3.full", "lf.kto.ddp.full.nock", "lf.rm.lora", "lf.rm.lora.nock", "lf.rm.full",
+    "lf.rm.full.pure", "lf.rm.ds2", "lf.rm.u.full", "lf.rm.u.ds2", "lf.rm.ddp.lora",
 )  # fmt: skip
 
 
@@ -41,7 +51,7 @@ def cases(*names: str) -> list[Any]:
     return [pytest.param(name, marks=[] if name in ONE_OF_EACH else [pytest.mark.slow]) for name in names]
 
 
-ESTIMATED = [name for name, row in GIVEN.items() if not name.startswith("plan.") and "by" not in row]
+ESTIMATED = [name for name, row in GIVEN.items() if not name.startswith("plan.")]
 
 
 @pytest.mark.parametrize("name", cases(*ESTIMATED))
@@ -53,7 +63,7 @@ def test_peaks_are_those_of_a_gpu(name: str) -> None:
     model = models.load(given["model"])
     assert model is not None
     phases, named = estimated(row, model.hf_config)
-    assert bool(named) == bool(given["not_modelled"])
+    assert bool(named) == bool(given.get("not_modelled"))
     peak = max(phases.values())
     assert peak == pytest.approx(measured["peak_allocated_bytes"], rel=OFF.get(name, 2e-4))
 

@@ -199,6 +199,19 @@ _FACTORYS_PAIRS = replace(
 )
 """Without a reference model, as ORPO and SimPO are (hparams/finetuning_args.py, use_ref_model)."""
 
+_FACTORYS_DPO = replace(
+    _FACTORYS_PAIRS,
+    reference=True,
+    narrow_reference=True,
+    not_counted={"the reference pass in the step time": ("full", "lora", "qlora")},
+    sources={
+        **_FACTORYS_PAIRS.sources,
+        "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
+        "narrow_reference": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
+        "a model that is trained)",
+    },
+)
+
 TRAINERS: Mapping[str, Trainer] = {
     "raw": Trainer(title="a plain loop", gathers=False, autocasts=False),
     "transformers": Trainer(
@@ -269,19 +282,25 @@ TRAINERS: Mapping[str, Trainer] = {
         },
     ),
     "llamafactory": _LLAMA_FACTORY,
-    "llamafactory-dpo": replace(
+    "llamafactory-dpo": _FACTORYS_DPO,
+    "llamafactory-orpo": _FACTORYS_PAIRS,
+    "llamafactory-kto": replace(
+        _FACTORYS_DPO,
+        title="LLaMA-Factory 0.9.5's KTO",
+        loss="kto",
+        sequences=1,
+        not_counted={"all passes but the trained one in the step time": ("full", "lora", "qlora")},
+        sources={**_FACTORYS_DPO.sources, "loss": "llamafactory/train/kto/trainer.py:170 and :192"},
+    ),
+    "llamafactory-reward": replace(
         _FACTORYS_PAIRS,
-        reference=True,
-        narrow_reference=True,
-        not_counted={"the reference pass in the step time": ("full", "lora", "qlora")},
+        title="LLaMA-Factory 0.9.5's reward models",
+        loss="value",
         sources={
-            **_FACTORYS_PAIRS.sources,
-            "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
-            "narrow_reference": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
-            "a model that is trained)",
+            **_LLAMA_FACTORY.sources,
+            "loss": "llamafactory/train/rm/trainer.py:98 over trl/models/modeling_value_head.py:138 (0.24)",
         },
     ),
-    "llamafactory-orpo": _FACTORYS_PAIRS,
     "swift": Trainer(
         title="ms-swift 4.6",
         older_deepspeed=True,

@@ -118,11 +118,14 @@ def with_reference(
     marks = head_marks(replace(model, trace=checkpointed))
     if size is not None and marks is not None:
         beside = 0.0 if start is None else max(0.0, start - size.hidden_bytes)
+        loss = fused_loss(model.loss, size)
         after = len(peaks) - marks.forward - 1
-        peaks[marks.forward + 1 :] = [beside + fused_loss(model.loss, size).forward] * after
+        peaks[marks.forward + 1 :] = [beside + (loss.head or loss.forward)] * after
+        peaks[-1] = beside + loss.forward
     if checkpointed.marks_forward != model.trace.marks_forward:
         peaks = [max(peaks)] * len(model.trace.marks_forward)
-    held = tuple(peak + timeline.after_forward for peak in peaks)
+    before = timeline.after_forward + (0 if size is None else fused_loss(model.loss, size).first_pass)
+    held = tuple(peak + before for peak in peaks)
     return replace(timeline, reference=Pass(peaks=held, levels=held, afters=held))
 
 

@@ -10,7 +10,12 @@ instants of head and loss are taken out and those of the library's own function 
   backward, which adds both gradients up in fp32), the loss of its SFT trainer;
 * ``cut``: cut-cross-entropy 25.1, cce.py and cce_backward.py (no logits in memory at all);
 * ``logprobs``: LLaMA-Factory 0.9.5, train/dpo/trainer.py:186 and trainer_utils.py:608, of pairs: the logits
-  in fp32, which it keeps for what it logs, those with a next token copied, and their log-softmax;
+  in fp32, which it keeps for what it logs, those with a next token (of several sequences a copy), and their
+  log-softmax;
+* ``kto``: the same of single answers, with a pass of others without a graph (train/kto/trainer.py:182);
+* ``value``: LLaMA-Factory 0.9.5, train/rm/trainer.py:98, over models/modeling_value_head.py:138 of TRL 0.24,
+  which runs the model with its own loss and all hidden states and casts its logits to fp32; what counts is a
+  head of one output beside that of the words;
 * ``score``: one output for each token instead of the words, of which the last counts
   (transformers/modeling_layers.py, ``GenericForSequenceClassification``, 5.23).
 
@@ -24,7 +29,7 @@ from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Mark, Pass, Polynomial, Run, Timeline
 from zerokit.domain.training_settings import TrainingSettings
-from zerokit.memory.rank_model import RankModel
+from zerokit.memory.rank_model import RankModel, layers_of
 from zerokit.values import frozen_dataclass, replace
 
 
@@ -114,6 +119,7 @@ class LossSize:
         product_bytes: of what operators take and make: fewer under autocast on weights in fp32.
         trained: whether the head's weight has a gradient.
         adds_in_place: whether the GPU adds 16-bit products to a 16-bit gradient (from Ampere on).
+        returned_bytes: of the layers' inputs, where the model returns all of them and backward needs none.
     """
 
     sequences: int
@@ -124,6 +130,7 @@ class LossSize:
     product_bytes: int
     trained: bool
     adds_in_place: bool = True
+    returned_bytes: int = 0
 
     @property
     def tokens(self) -> int:
@@ -155,12 +162,21 @@ class LossBytes:
         kept: from then until backward.
         backward: the most until the hidden states' gradient stands alone, the head's gradient included.
         head: of a loss that is computed when the model's forward has ended, the most until then.
+        afterwards: of such a loss, the most of its backward before that of the head.
+        first_pass: of a reference model that runs twice, what its first pass leaves for the second.
     """
 
     forward: int
     kept: int
     backward: int
     head: int = 0
+    afterwards: int = 0
+    first_pass: int = 0
+
+    def most(self, reference: bool) -> tuple[int, int]:
+        """The most in forward, with a pass through a ``reference`` model, and in backward."""
+        beside = self.kept + self.first_pass if reference else 0
+        return max(self.head, self.forward + beside), max(self.afterwards, self.backward)
 
 
 def _liger(size: LossSize) -> LossBytes:
@@ -242,13 +258,41 @@ def _logprobs(size: LossSize) -> LossBytes:
     needed = (size.hidden_bytes if not casts else 0) * size.trained + casts
     return LossBytes(
         head=size.hidden_bytes + casts + product + logits,
-        forward=needed + logits + 2 * chosen,
+        forward=needed + logits + chosen + (chosen if size.sequences > 1 else 0),
         kept=needed + logits + chosen,
-        backward=needed + max(3 * chosen, product + size.hidden_bytes + size.gradient_bytes),
+        afterwards=needed + 3 * chosen,
+        backward=needed + product + size.hidden_bytes + size.gradient_bytes,
     )
 
 
-_FORMULAS = {"liger": _liger, "chunked": _chunked, "cut": _cut, "logprobs": _logprobs, "score": _score}
+def _kto(size: LossSize) -> LossBytes:
+    return replace(_logprobs(size), first_pass=size.tokens * size.vocabulary * _FP32)
+
+
+def _value(size: LossSize) -> LossBytes:
+    logits, wide = (size.tokens * size.vocabulary * width for width in (size.product_bytes, _FP32))
+    casts = 0
+    if size.product_bytes != size.element_bytes:
+        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
+    # log-softmax of the model's own loss, and a copy of logits that are not in fp32
+    words = logits + wide + (wide if size.product_bytes != _FP32 else 0)
+    kept = size.tokens * size.hidden * (size.product_bytes + 1)  # behind dropout, and its mask
+    return LossBytes(
+        head=size.hidden_bytes + casts + words + size.returned_bytes + kept,
+        forward=size.hidden_bytes + kept,
+        kept=kept,
+        backward=kept + size.tokens * size.hidden * _FP32,
+    )
+
+
+_FORMULAS = {
+    "liger": _liger, "chunked": _chunked, "cut": _cut, "logprobs": _logprobs, "kto": _kto, "score": _score,
+    "value": _value,
+}  # fmt: skip
+
+
+FUSED = ("liger", "chunked", "cut")
+"""Losses that read the head's weight without running the head."""
 
 
 def loss_size(
@@ -262,11 +306,16 @@ def loss_size(
     listed = model.profile.ties.get(weight, weight)
     parameter = next(p for p in model.parameters if p.name == listed)
     vocabulary, hidden = parameter.shape
+    returned = 0
+    if model.loss == "value" and model.checkpointing == "none" and settings.parameter_bytes < _FP32:
+        # norms keep what they read in fp32 alone
+        returned = len(layers_of(model.parameters)) * sequences * seq_len * hidden * settings.parameter_bytes
     return LossSize(
         sequences=sequences, seq_len=seq_len, hidden=hidden, vocabulary=vocabulary,
         element_bytes=settings.parameter_bytes,
         product_bytes=settings.product_bytes,
-        trained=parameter.trainable, adds_in_place=adds_in_place,
+        trained=parameter.trainable and model.loss != "value", adds_in_place=adds_in_place,
+        returned_bytes=returned,
     )  # fmt: skip
 
 
@@ -277,29 +326,41 @@ def fused_loss(loss: str, size: LossSize) -> LossBytes:
 
 @lru_cache(maxsize=64)
 def with_score_head(model: RankModel) -> RankModel:
-    """The model with one trained output instead of those of its words, as its loss asks for."""
+    """The model with one trained output, as its loss asks for: instead of those of its words, or beside them,
+    which then get no gradient."""
     marks = head_marks(model)
-    if model.loss != "score" or marks is None:
+    if model.loss not in ("score", "value") or marks is None:
         return model
-    weight = f"{marks.name}.weight"
+    weight, beside = f"{marks.name}.weight", model.loss == "value"
     tied = weight in model.profile.ties
     listed = next(p for p in model.parameters if p.name == model.profile.ties.get(weight, weight))
-    score = replace(listed, name=weight, shape=(1, listed.shape[1]), trainable=True, stored_bytes=0)
-    model = replace(model, trace=_with_gradient(model.trace, weight))
-    if not tied:
+    name = _VALUE_HEAD if beside else weight
+    score = replace(listed, name=name, shape=(1, listed.shape[1]), trainable=True, stored_bytes=0)
+    model = replace(model, trace=_with_gradient(model.trace, weight, name))
+    if not (tied or beside):
         parameters = tuple(score if p is listed else p for p in model.parameters)
         return replace(model, parameters=parameters)
-    ties = {name: own for name, own in model.profile.ties.items() if name != weight}
-    return replace(model, parameters=(*model.parameters, score), profile=replace(model.profile, ties=ties))
+    ties = {alias: own for alias, own in model.profile.ties.items() if beside or alias != weight}
+    profile = replace(model.profile, ties=ties)
+    table = listed.name if tied and listed.trainable else ""
+    return replace(model, parameters=(*model.parameters, score), profile=profile, untied=table)
 
 
-def _with_gradient(trace: ActivationTrace, weight: str) -> ActivationTrace:
-    """The trace with the gradient of the head's weight before all others, below ZeRO-3: its level is the
-    loss's to say."""
-    if not trace.gradients or trace.marks_gradients[0][1] == weight:
+_VALUE_HEAD = "v_head.summary.weight"
+
+
+def _with_gradient(trace: ActivationTrace, weight: str, name: str) -> ActivationTrace:
+    """The trace with the gradient of the output ``name`` in place of that of the head's weight; below ZeRO-3,
+    where there is none, before all others: its level is the loss's to say."""
+    if weight != name:
+        renamed = (
+            tuple(replace(m, name=name) if m.name == weight else m for m in marks) for marks in trace.segments
+        )
+        trace = replace(trace, segments=tuple(renamed))
+    if not trace.gradients or trace.marks_gradients[0][1] == name:
         return trace
     nothing: Polynomial = (0, 0, 0, 0, 0, 0)
-    mark = Mark(kind="grad", name=weight, peaks=(nothing,), level=nothing, after=nothing)
+    mark = Mark(kind="grad", name=name, peaks=(nothing,), level=nothing, after=nothing)
     gradients = (Run(segment=len(trace.segments)), *trace.gradients)
     return replace(trace, segments=(*trace.segments, (mark,)), gradients=gradients)
 
@@ -310,27 +371,31 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     marks = head_marks(model)
     assert marks is not None
     loss = fused_loss(model.loss, size)
+    tied = model.untied or model.profile.ties.get(f"{marks.name}.weight")
+    of_table = sum(p.numel * size.element_bytes for p in model.trainable if p.name == tied)
     base = after = timeline.forward.levels[marks.forward] - size.hidden_bytes
     if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
-        made = size.hidden_bytes + size.gradient_bytes
+        made = size.hidden_bytes + max(size.gradient_bytes, of_table)
         after = min(base, timeline.backward.levels[marks.backward + 1] - made)
-    if loss.head:
-        highest, last = max(base + loss.head, after + loss.forward), after + loss.kept
-    else:
-        highest, last = base + loss.forward, base + loss.kept
-    # from the head on: the loss at once, then what it keeps, with the hidden states until the end
+    # from the head on: the loss at once, then what it keeps, with the hidden states until the end; or the
+    # loss at the end
     more = len(timeline.forward.levels) - marks.forward - 2
     held_bytes = base + loss.kept + size.hidden_bytes
+    at_head, at_end = [base + loss.forward, *[held_bytes] * more], base + loss.kept
+    if loss.head:
+        at_head = [base + loss.head, *[held_bytes] * (more - 1), after + loss.forward]
+        at_end = after + loss.kept
     forward = Pass(
-        peaks=(*timeline.forward.peaks[: marks.forward + 1], highest, *[held_bytes] * more),
-        levels=_ended(timeline.forward.levels, marks.forward, [held_bytes] * more, last),
-        afters=_ended(timeline.forward.afters, marks.forward, [held_bytes] * more, last),
+        peaks=(*timeline.forward.peaks[: marks.forward + 1], *at_head),
+        levels=_ended(timeline.forward.levels, marks.forward, [held_bytes] * more, at_end),
+        afters=_ended(timeline.forward.afters, marks.forward, [held_bytes] * more, at_end),
     )
     base = after
     backward = _backward(timeline.backward, marks.backward, base, loss)
     names = [name for _, name in model.trace.marks_gradients]
     # of an output that the trace does not train the gradient is there with the loss's
-    own = int(names[0] == f"{marks.name}.weight" and ("grad", names[0]) not in model.trace.marks_backward)
+    output = _VALUE_HEAD if model.loss == "value" else f"{marks.name}.weight"
+    own = int(names[0] == output and ("grad", output) not in model.trace.marks_backward)
     first = names[own]
     complete = (
         position
@@ -340,7 +405,7 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     reached = next(complete, marks.backward)
     # on the way to the first gradient: the loss, and what the layers before it do since
     later = backward.peaks[marks.backward + 1 : reached + 1]
-    whole = max(base + loss.kept, base + loss.backward)
+    whole = base + max(loss.kept, loss.afterwards, loss.backward)
     gradients = timeline.gradients
     peaks = ((whole,) * own + (max(whole, *later),))[: len(gradients.peaks)]
     at_own = (base + loss.backward,) * own
@@ -349,20 +414,40 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
         levels=(*at_own, *gradients.levels[own:]),
         afters=(*at_own, *gradients.afters[own:]),
     )
-    tied = model.profile.ties.get(f"{marks.name}.weight")
-    if tied is not None and size.trained:
-        gradients = _added_in_place(gradients, names.index(tied), size)
+    if tied is not None and of_table:
+        change = _of_input_alone if model.untied else _added_in_place
+        at = names.index(tied)
         if ("grad", tied) in model.trace.marks_backward:
-            backward = _added_in_place(backward, model.trace.marks_backward.index(("grad", tied)), size)
+            mark = model.trace.marks_backward.index(("grad", tied))
+            in_input = backward.levels[mark - 1]
+            gradients = change(gradients, own, at, of_table, in_input)
+            backward = change(backward, marks.backward + 2, mark, of_table, in_input)
+        else:
+            gradients = change(gradients, own, at, of_table, gradients.afters[at - 1])
     return Timeline(forward=forward, backward=backward, forward_peak=max(forward.peaks), gradients=gradients)
 
 
-def _added_in_place(traced: Pass, mark: int, size: LossSize) -> Pass:
+def _added_in_place(traced: Pass, first: int, mark: int, table_bytes: int, before: float) -> Pass:
     """Where the gradient of an embedding is added to that of the head which is tied to it: the loss's own
     function returned the head's, which takes the sum; that of a linear module is a view, and gets a copy
     (``accumulate``, torch/csrc/autograd/input_buffer.cpp, 2.13)."""
-    most = min(traced.peaks[mark], traced.afters[mark - 1] + size.gradient_bytes)
+    most = min(traced.peaks[mark], traced.afters[mark - 1] + table_bytes)
     return replace(traced, peaks=(*traced.peaks[:mark], most, *traced.peaks[mark + 1 :]))
+
+
+def _of_input_alone(traced: Pass, first: int, mark: int, table_bytes: int, before: float) -> Pass:
+    """Where no gradient of the head waits from the mark ``first`` on for that of the embedding, before which
+    so many bytes are live with it."""
+
+    def lowered(values: Sequence[float]) -> tuple[float, ...]:
+        return (*values[:first], *[value - table_bytes for value in values[first:mark]], *values[mark:])
+
+    peaks = lowered(traced.peaks)
+    return Pass(
+        peaks=(*peaks[:mark], min(peaks[mark], before), *peaks[mark + 1 :]),
+        levels=lowered(traced.levels),
+        afters=lowered(traced.afters),
+    )
 
 
 def _ended(traced: Sequence[float], head: int, held: list[float], last: float) -> tuple[float, ...]:
@@ -370,10 +455,11 @@ def _ended(traced: Sequence[float], head: int, held: list[float], last: float) -
 
 
 def _backward(traced: Pass, head: int, base: float, loss: LossBytes) -> Pass:
-    """Up to the head's backward what was kept; then the loss's, to the level that the trace has."""
+    """Up to the head's backward what was kept, and the loss's own; then the head's, to the trace's level."""
     levels = [base + loss.kept] * (head + 1)
+    at_once = [*levels[:head], base + max(loss.kept, loss.afterwards)]
     return Pass(
-        peaks=(*levels, base + loss.backward, *traced.peaks[head + 2 :]),
+        peaks=(*at_once, base + loss.backward, *traced.peaks[head + 2 :]),
         levels=(*levels, *traced.levels[head + 1 :]),
         afters=(*levels, *traced.afters[head + 1 :]),
     )

@@ -51,6 +51,7 @@ class RankModel:
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
             beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,
             or none.
+        untied: the embedding of a trace whose head is tied to it, where the loss's own head is not.
     """
 
     profile: ModelProfile
@@ -65,11 +66,18 @@ class RankModel:
     reference: str = ""
     keeps_recomputed: bool = False
     optimizer_groups: tuple[str, ...] = ()
+    untied: str = ""
 
     @property
     def has_copy(self) -> bool:
         """Whether the reference model has weights of its own."""
         return self.reference.endswith("copy")
+
+    @property
+    def passes_again(self) -> bool:
+        """Whether the model that is trained runs without a graph between its forward and its backward: as its
+        own reference, or for KTO's other answers."""
+        return self.reference == "base" or self.loss == "kto"
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:

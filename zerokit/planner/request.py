@@ -28,6 +28,7 @@ from zerokit.planner.image_models import requested_images, with_room
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.models import Chosen, choose_model
 from zerokit.planner.options import given_options
+from zerokit.search.deepspeed_space import refuse_mixed_dtypes
 from zerokit.search.engine import ANY_ENGINE, ENGINES
 from zerokit.search.space import Pins, Request, unmodelled_with_loss
 from zerokit.units import parse_share
@@ -37,6 +38,9 @@ _REHEARSE = "`zerokit rehearse` runs the script with it"
 _NOTES = {
     "chunked": "⟨loss⟩ chunked: that of TRL's trainers (TRL 1.16), every label a target",
     "logprobs": "log-probabilities in fp32 of all tokens, as LLaMA-Factory 0.9.5 makes them of pairs",
+    "kto": "log-probabilities in fp32 of all tokens, as LLaMA-Factory 0.9.5 makes them of answers and of "
+    "others to compare with",
+    "value": "a head of one output beside that of the words, as in LLaMA-Factory 0.9.5's reward models",
     "score": "a head of one output stands for that of the words, as in a reward model",
     "liger": "⟨loss⟩ liger: Liger Kernel's fused linear cross-entropy alone (0.8.5); use_liger_kernel "
     "replaces norms, rotary embedding and MLPs too, which keep less than is counted here",
@@ -63,6 +67,8 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
         raise InputError("⟨loss⟩ cut: cut-cross-entropy takes bf16 and fp16 alone; use chunked or liger")
     if job.loss == "standard":
         return
+    if strategy.engine == "deepspeed":
+        refuse_mixed_dtypes(job, settings.zero_stage)
     if strategy.tensor_parallel > 1:
         raise InputError(f"⟨loss⟩ {job.loss}: not modelled with tensor parallelism; {_REHEARSE}")
     if settings.autocasts and strategy.engine == "deepspeed":

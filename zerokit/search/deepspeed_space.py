@@ -43,6 +43,7 @@ class OffloadChoice:
 def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
     """Refuse what DeepSpeed refuses of an optimizer that the script makes; ``None``: not fixed. Raises
     InputError: names the option."""
+    refuse_mixed_dtypes(job, stage)
     optimizer = None if job.inference else client_optimizer(job.optimizer)
     if optimizer is not None and offload not in (None, "none"):
         raise InputError(
@@ -56,6 +57,20 @@ def refuse_placement(job: Job, stage: int | None, offload: str | None) -> None:
             f"unfused_optimizer.py, initialize_optimizer_states), where {job.optimizer} stops; "
             "use ⟨zero⟩ 1, 2 or 3"
         )
+
+
+def refuse_mixed_dtypes(job: Job, stage: int | None) -> None:
+    """Refuse a head in fp32 beside what ZeRO-3 loads in 16 bits. Raises InputError: names the stage."""
+    if stage == 3 and mixes_dtypes(job):
+        raise InputError(
+            f"⟨zero⟩ 3: {job.defaults.title} add a head in fp32, which DeepSpeed refuses beside weights in "
+            "16 bits (deepspeed/runtime/zero/utils.py:218, 0.19.8); use ⟨zero⟩ 2, or ⟨method⟩ lora"
+        )
+
+
+def mixes_dtypes(job: Job) -> bool:
+    """Whether the trained weights, which ZeRO-3 loads in 16 bits, have a head in fp32 beside them."""
+    return job.loss == "value" and job.method == "full"
 
 
 @frozen_dataclass
@@ -202,8 +217,10 @@ class DeepSpeedSpace(Engine):
                         optimizer != "none" or (stage == 0 and not client.steps_in_init)
                     ):
                         continue  # ``refuse_placement``
-                    if stage == 3 and job.packed_base_bytes is not None and job.method == "lora":
-                        continue  # int8: the scales beside the weights are not divided
+                    # int8: the scales beside the weights are not divided
+                    is_int8 = job.packed_base_bytes is not None and job.method == "lora"
+                    if stage == 3 and (is_int8 or mixes_dtypes(job)):
+                        continue
                     if job.method == "qlora" and parameters != "none" and pins.offload_param is None:
                         continue
                     result.append(OffloadChoice(stage=stage, optimizer=optimizer, parameters=parameters))

@@ -259,6 +259,7 @@ def _axolotls_checkpointing(is_on: bool) -> Mapping[str, bool | None]:
     return {"gradient_checkpointing": False, "activation_offloading": None}
 
 
+_LLAMA_FACTORY_STAGES = {"dpo": "dpo", "orpo": "orpo", "kto": "kto", "rm": "reward"}
 _LLAMA_FACTORY_ATTENTION = {"sdpa": "sdpa", "fa2": "flash_attention_2", "disabled": "eager"}
 
 
@@ -271,11 +272,12 @@ def _llamafactory(says: Says) -> None:
         key = "export_dir" if says.values.get("export_dir") else "infer_backend"
         says.refuse(key, "what trains nothing")
     stage = says("stage")
-    if stage == "dpo":
-        has_reference = says("pref_loss") not in ("orpo", "simpo")
-        says.options["trainer"] = "llamafactory-dpo" if has_reference else "llamafactory-orpo"
+    if stage == "dpo" and says("pref_loss") in ("orpo", "simpo"):
+        stage = "orpo"
+    if stage in _LLAMA_FACTORY_STAGES:
+        says.options["trainer"] = f"llamafactory-{_LLAMA_FACTORY_STAGES[stage]}"
     elif stage not in ("sft", "pt"):
-        says.refuse("stage", "LLaMA-Factory's training by rewards or by KTO")
+        says.refuse("stage", "LLaMA-Factory's training by PPO")
     kind = says("finetuning_type")
     if kind not in ("lora", "full"):
         says.refuse("finetuning_type", "any but lora and full")
@@ -305,8 +307,11 @@ def _llamafactory(says: Says) -> None:
         says.take("reentrant", "use_reentrant_gc", "on" if says.is_on("use_reentrant_gc") else "off")
     says.take_one("attention", "flash_attn", _LLAMA_FACTORY_ATTENTION, "sdpa")
     for key in ("enable_liger_kernel", "use_liger_kernel"):
-        if says.is_on(key):
+        if says.is_on(key) and stage in ("sft", "pt"):
             says.take("loss", key, "liger")
+        elif says.is_on(key):  # without its loss (model/loader.py:144, require_logits)
+            says.leave_out(key, "its layers, which keep less, are counted as the model's own")
+    says("pref_ftx")  # of the same log-probabilities
     says("packing"), says("neat_packing")
     take_constants(says, "double_quantization", nested=True)
 

@@ -66,6 +66,29 @@ def test_cut_cross_entropy_makes_no_logits() -> None:
     assert found.backward == pytest.approx(2 * HIDDEN + WEIGHT, abs=near)
 
 
+WORDS = TOKENS * 128_256
+
+
+def test_a_value_head_is_beside_the_models_own_loss_and_an_fp32_copy_of_its_logits() -> None:
+    found = fused_loss("value", LLAMA_1B)
+    # logits in 16 bits; the log-softmax that the model's own loss keeps, and the copy, in fp32; two inputs of
+    # heads, and dropout's mask
+    assert found.head == WORDS * 2 + 2 * WORDS * 4 + HIDDEN + HIDDEN + HIDDEN // 2
+    assert found.kept == HIDDEN + HIDDEN // 2  # no logits: what counts does not depend on them
+    in_fp32 = fused_loss("value", replace(LLAMA_1B, element_bytes=4, product_bytes=4))
+    assert in_fp32.head == pytest.approx(2 * WORDS * 4, rel=0.05)  # no copy
+
+
+def test_answers_to_compare_with_are_beside_logits_of_a_first_pass() -> None:
+    one = replace(LLAMA_1B, sequences=1)
+    found, targets = fused_loss("kto", one), 2047 * 128_256 * 4
+    logits = 2048 * 128_256 * 4
+    assert found.first_pass == logits
+    # those of one sequence are a view; of several, a copy
+    assert found.forward == pytest.approx(logits + targets, rel=0.01)
+    assert fused_loss("logprobs", LLAMA_1B).forward == pytest.approx(4 * (logits + 2 * targets), rel=0.01)
+
+
 @pytest.mark.parametrize("loss", ["liger", "chunked", "cut"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("zero", [2, 3])

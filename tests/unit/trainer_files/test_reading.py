@@ -167,6 +167,29 @@ def test_trl_keeps_its_own_loss_beside_liger() -> None:
     assert read_trainer_file(written(SWIFT + "use_liger_kernel: true\n")).options["loss"] == "liger"
 
 
+def test_llama_factory_leaves_ligers_loss_out_where_it_reads_logits() -> None:
+    liger = LLAMA_FACTORY + "enable_liger_kernel: true\n"
+    assert read_trainer_file(written(liger)).options["loss"] == "liger"
+    for stage in ("dpo", "kto", "rm"):  # model/loader.py:144, require_logits
+        file = read_trainer_file(written(liger.replace("sft", stage)))
+        assert "loss" not in file.options and "enable_liger_kernel" in file.not_modelled
+
+
+def test_reward_models_of_llama_factory_trained_whole_stop_under_zero_3() -> None:
+    whole = LLAMA_FACTORY.replace("sft", "rm").replace("type: lora", "type: full")
+    assert read_trainer_file(written(whole)).options["trainer"] == "llamafactory-reward"
+    for stage in (2, 3):  # rehearsed: deepspeed/runtime/zero/utils.py:218
+        Path("ds.json").write_text(
+            json.dumps({"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}})
+        )
+        file = written(whole)
+        if stage == 2:
+            assert zerokit.estimate(file=file, gpus=2, gpu="h200").planned.strategy.settings.zero_stage == 2
+        else:
+            with pytest.raises(InputError, match="a head in fp32"):
+                zerokit.estimate(file=file, gpus=2, gpu="h200")
+
+
 def test_constants_of_4_bit_weights_that_are_not_the_default_are_named() -> None:
     packed = LLAMA_FACTORY + "quantization_bit: 4\ndouble_quantization: "
     assert not read_trainer_file(written(packed + "true\n")).not_modelled

@@ -38,8 +38,9 @@ def parameter_bytes(parameter: Parameter, settings: DdpSettings) -> int:
 
 @lru_cache(maxsize=256)
 def gradient_bytes(model: RankModel, settings: DdpSettings) -> tuple[int, ...]:
-    """Bytes of the gradient of every trained parameter."""
-    return tuple(parameter_bytes(parameter, settings) for parameter in model.trainable)
+    """Bytes of the gradient of every trained parameter; one that the loss does not depend on has none."""
+    sizes = (parameter_bytes(parameter, settings) for parameter in model.trainable)
+    return tuple(0 if i in model.unused else size for i, size in enumerate(sizes))
 
 
 def state_bytes(model: RankModel, settings: DdpSettings) -> int:
@@ -49,7 +50,10 @@ def state_bytes(model: RankModel, settings: DdpSettings) -> int:
     spared = settings.by_trainer and made is not None and made.package == BITSANDBYTES
     embeddings = _embeddings(model) if spared else frozenset[str]()
     wide = frozenset(i for i, p in enumerate(model.trainable) if p.name in embeddings)
-    tensors = [(p.numel, p.element_bytes or settings.weight_bytes) for p in model.trainable]
+    tensors = [
+        (0 if i in model.unused else p.numel, p.element_bytes or settings.weight_bytes)
+        for i, p in enumerate(model.trainable)
+    ]
     return own_state_bytes(settings, tensors, wide)
 
 
@@ -155,6 +159,7 @@ class _Replay:
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
+_LOSSES = ("standard", "chunked", "logprobs", "kto", "value")
 
 
 class Ddp(Engine[DdpSettings]):
@@ -174,7 +179,10 @@ class Ddp(Engine[DdpSettings]):
             "weights in fp16, which a scaler of gradients refuses": settings.precision == "fp16"
             and settings.autocast
             and trained_bytes == 2,
-            f"loss {job.loss}": job.loss not in ("standard", "chunked", "logprobs"),
+            f"loss {job.loss}": job.loss not in _LOSSES,
+            "a reward model trained whole on several GPUs": job.loss == "value"
+            and is_full
+            and strategy.world_size > 1,  # DistributedDataParallel ends it: a gradient comes twice
             "quantised weights beside others in fp32": packed and settings.weight_bytes == 4,
             "offloaded activations": job.offload_activations,
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",

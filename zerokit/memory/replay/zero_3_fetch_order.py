@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import inf
 
-from zerokit.memory.fused_loss import head_marks
+from zerokit.memory.fused_loss import FUSED, head_marks
 from zerokit.memory.rank_model import RankModel
 
 
@@ -111,7 +111,7 @@ class Modules:
     def _move_head(self, model: RankModel) -> None:
         """A fused loss reads the head's weight without running the head: that makes it an external parameter
         of the model around it (ZeROOrderedDict, parameter_offload.py:58)."""
-        marks = head_marks(model) if model.loss != "standard" else None
+        marks = head_marks(model) if model.loss in FUSED else None
         if marks is not None:
             for index in self.of.pop(marks.name, ()):
                 self._add(f"{marks.name}", index)

@@ -72,9 +72,9 @@ class Parameters:
         self.step_id = 0
         self.queue: deque[tuple[int, int]] = deque()
         self.latest = [-1] * len(modules.sizes)  # step in which each is used next
-        # the base's pass goes through the policy's hooks (parameter_offload.py, _start_of_forward_hook): an
-        # order of fetches is recorded in forward, and holds no longer than that pass meets an adapter
-        self.knows_order = self.repeats_order = model.reference != "base"
+        # a second pass goes through the policy's hooks (parameter_offload.py, _start_of_forward_hook): an
+        # order of fetches is recorded in forward, and holds no longer than the base's pass meets an adapter
+        self.knows_order = self.repeats_order = not model.passes_again
 
     def _persistent(self) -> list[bool]:
         """``mark_persistent_parameters``: small ones stay gathered, up to the model threshold."""
@@ -307,7 +307,7 @@ class Parameters:
 
     def pass_of_base(self, model: RankModel) -> Overlay | None:
         """The pass without adapters between forward and backward, where there is one."""
-        if self.repeats_order:
+        if model.reference != "base":
             return None
         self.start_of_forward()
         self.knows_order = True
