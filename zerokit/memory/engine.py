@@ -80,7 +80,8 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     def least_bytes(self, model: RankModel, settings: S, ranks: int) -> tuple[int, int]:
-        """(bytes at every instant of a step, gradients at its end), without any rounding."""
+        """(bytes at every instant of a step, the most of gradients at its end and of what else adds up over
+        the layers), without any rounding."""
 
     def assumptions(self, settings: S) -> tuple[Note, ...]:
         """What estimates take for granted of how the script calls the engine."""

@@ -243,13 +243,15 @@ class Fsdp2(Engine[Fsdp2Settings]):
         ), f"ring attention's keys and values ({settings.rotation}) counted"
 
     def least_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[int, int]:
-        """(bytes at every instant of a step, gradients at its end)."""
-        if settings.offload:
-            return 0, 0
+        """(bytes at every instant of a step, the most of gradients at its end and of weights that forward
+        leaves gathered)."""
         shares = shares_of(model, settings, shard_ranks(settings, ranks))
+        gathered = 0 if settings.reshard_after_forward else sum(share.gathered_bytes for share in shares)
+        if settings.offload:
+            return 0, gathered
         states = state_bytes(model, settings, shard_ranks(settings, ranks))
         gradients = sum(share.kept_bytes for share in shares if share.trainable)
-        return sum(share.kept_bytes for share in shares) + states, gradients
+        return sum(share.kept_bytes for share in shares) + states, max(gradients, gathered)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - there is one engine
     def rank_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int, rank: int) -> RankBytes:
