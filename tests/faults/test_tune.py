@@ -128,6 +128,34 @@ def test_the_fastest_is_kept_and_what_fails_is_survived(tune: Start) -> None:
     assert "trial 1 of 4" in err and "memory" in err
 
 
+def test_what_the_user_runs_today_is_measured_beside_the_plans(tune: Start, tmp_path: Path) -> None:
+    """The file itself runs, its bucket too."""
+    theirs = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 12345},
+    }  # fmt: skip
+    (tmp_path / "mine.json").write_text(json.dumps(theirs))
+    run = tune("0=0.02", "1=0.02", "2=0.2", "3=0.02", options=("--against", "mine.json", "--json"))
+    code, out, err = run.end()
+    assert code == 0, err
+    body = json.loads(out)
+    against, best = body["against"], body["trials"][body["fastest"] - 1]
+    assert against["path"] == "mine.json" and against["trial"] == 0 and against["counts"]
+    assert best["strategy"]["zero_stage"] != 2
+    ratio = against["measured_step_seconds"] / best["measured_step_seconds"]
+    assert against["times_as_fast"] == pytest.approx(ratio) and ratio > 3
+    ran = json.loads((Path(against["run_dir"]) / "ds_config.json").read_text())
+    assert ran["zero_optimization"]["reduce_bucket_size"] == 12345
+    assert len(run.kept()) == sum(trial["counts"] for trial in body["trials"])  # of plans alone
+
+
+def test_only_a_deepspeed_file_is_measured_beside_the_plans(tune: Start, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
+    code, _, err = tune(options=("--against", "mine.yaml")).end()
+    assert code == 2 and "--against mine.yaml: tune runs a DeepSpeed JSON beside its plans" in err
+
+
 def test_a_later_plan_on_the_same_machine_takes_the_measured_fastest(tune: Start) -> None:
     pins = ("--micro-batch", "2", "--checkpointing", "none", "--json")
 

@@ -30,13 +30,13 @@ def text(body: Mapping[str, Any]) -> str:
         assumed.append(f"nothing was rehearsed: {body['not_rehearsed']}")
     lines += [prose.heading("Assumed"), *prose.bullets(assumed)]
     lines += [prose.heading("Tried" if body["folder"] else "To be tried")]
-    for trial in body["trials"]:
+    for trial in _rows(body):
         lines += prose.wrap(f"{trial['trial']}  {trial['description']}", "  ", "     ")
     lines += _table(body)
     if not body["folder"]:
         lines += [prose.heading("Takes"), *prose.paragraph(_duration(body))]
     if body["fastest"] is not None:
-        lines.append("  * the fastest")
+        lines.append("  * the fastest" + _of_theirs(body["against"]))
     if any(trial.get("memory") == "host" for trial in body["trials"]):
         lines.append("  memory: of the host, by rank, the Python process included")
     if body["files"]:
@@ -56,9 +56,20 @@ def text(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _rows(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the user runs today, if it was named, and the plans."""
+    return [*([] if body["against"] is None else [body["against"]]), *body["trials"]]
+
+
+def _of_theirs(against: Mapping[str, Any] | None) -> str:
+    """``, 1.84 times as fast as ds_config.json``; empty: there is none, or it was not timed."""
+    times = None if against is None else against["times_as_fast"]
+    return f" plan, {times:.2f} times as fast as {against['path']}" if against is not None and times else ""
+
+
 def _duration(body: Mapping[str, Any]) -> str:
     """How long all of it may take, as far as that is known before."""
-    count, most = len(body["trials"]), body["most_seconds_per_trial"]
+    count, most = len(_rows(body)), body["most_seconds_per_trial"]
     each = f"each plan until it did {counted(body['steps'], 'step')}, at most {format_seconds(most)}"
     plans = counted(count, "plan")
     total = f"{each} with loading (--timeout): {format_seconds(count * most)} at most for {plans}"
@@ -71,12 +82,13 @@ def _duration(body: Mapping[str, Any]) -> str:
 def _table(body: Mapping[str, Any]) -> list[str]:
     """Predicted, where a plan was rehearsed also rehearsed, and measured; the error is that of the last
     prediction before the run. Before a run, what is predicted alone."""
-    rehearsed = any(trial["rehearsed"] for trial in body["trials"])
+    rows = _rows(body)
+    rehearsed = any(trial["rehearsed"] for trial in rows)
     names = ["predicted", *(("rehearsed",) if rehearsed else ())]
     groups = ["time of a step", "peak memory"]
     if body["folder"]:
         names += ["measured", "error"]
-    elif all(trial["predicted_step_seconds"] is None for trial in body["trials"]):  # CPU ranks
+    elif all(trial["predicted_step_seconds"] is None for trial in rows):  # CPU ranks
         groups.remove("time of a step")
     width = max(sum(_WIDTHS[name] for name in names), *(len(group) + 1 for group in groups))
     first = width - sum(_WIDTHS[name] for name in names[1:])
@@ -84,7 +96,7 @@ def _table(body: Mapping[str, Any]) -> list[str]:
     titles = (f"{group:^{width - 1}}" for group in groups)
     lines = ["", f"{'':4} {' '.join(titles)}".rstrip()]
     lines.append("    " + "".join(f"{name:>{widths[name]}}" for _ in groups for name in names))
-    for trial in body["trials"]:
+    for trial in rows:
         shown = _cells(trial)
         cells = "".join(f"{shown[group, name]:>{widths[name]}}" for group in groups for name in names)
         mark = "*" if trial["trial"] == body["fastest"] else " "

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerokit.domain.strategy import label
+from zerokit.domain.strategy import Candidate, label
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.documents import Document, Estimate, PlannedStrategy
 from zerokit.planner.options import BY_NAME
 from zerokit.search.close_calls import NOISE
 from zerokit.units import format_gib, format_seconds
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
     from zerokit.planner.memory_source import Say
@@ -56,6 +56,10 @@ class Against(Document):
         """Seconds of the configuration over those of the plan; None where none are predicted."""
         seconds, own = self.step_seconds, self.chosen.estimate.step_seconds
         return seconds / own if seconds is not None and own else None
+
+    def measured(self, seconds: float, candidate: Candidate, own_seconds: float) -> float:
+        """How many times as fast a plan is for as many tokens, by the seconds that a step of each took."""
+        return replace(self, chosen=replace(self.chosen, candidate=candidate))._scale * seconds / own_seconds
 
     @property
     def more_seconds(self) -> dict[str, float]:
@@ -131,7 +135,7 @@ def compared(
             return None
         return Against(path=file.path, theirs=found, chosen=chosen)
     path, job = str(path), _job(planned_for)
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind == "deepspeed":
         job = left_beside(job, load_deepspeed(Path(path), strict=False).value)
         found = planner.estimate(job, deepspeed=path, say=say)
@@ -148,7 +152,7 @@ def compared(
     return Against(path=path, theirs=found, chosen=chosen)
 
 
-def _kind(path: str) -> str:
+def kind_of(path: str) -> str:
     """What a file is, as ``check`` calls it; empty: nothing that it knows."""
     from zerokit.linter.files import UNKNOWN, detect_kind
     from zerokit.strictload.document import read_text

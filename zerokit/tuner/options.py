@@ -58,6 +58,8 @@ class TuneOptions(PlanOptions, total=False):
     """Run a module, as python -m does."""
     recipe: Annotated[PathLike | None, Option("", "NAME|FILE")]
     """Options from a recipe or a plan.yaml; others given win."""
+    against: Annotated[PathLike | None, Option("", "FILE")]
+    """What you run today, a DeepSpeed JSON, to measure beside the plans."""
     out: Annotated[PathLike, Option("", "DIR", default="zerokit-plan")]
     """Where the fastest plan's files go."""
     run_dir: Annotated[PathLike | None, Option("", "DIR")]

@@ -49,6 +49,7 @@ def body(tuning: Tuning) -> dict[str, Any]:
         "not_rehearsed": None if why_none is None else as_options(why_none),
         "not_tried": tuning.rehearsals.not_tried([trial.candidate for trial in tuning.trials]),
         "fastest": best.number if best is not None else None,
+        "against": None if tuning.against is None else _beside(tuning.against, best, tuning),
         "interrupted": tuning.interrupted is not None,
         "folder": str(tuning.folder) if tuning.folder is not None else None,
         "files": tuning.files,
@@ -75,6 +76,16 @@ def _rehearsed(trial: Trial, tuning: Tuning) -> dict[str, Any] | None:
         "step_seconds": step,
         "step_seconds_range": rehearsed.step_seconds_range if itself else None,
     }
+
+
+def _beside(against: Trial, best: Trial | None, tuning: Tuning) -> dict[str, Any]:
+    """The row of the user's configuration; ``times_as_fast``: its seconds over those of the fastest plan, for
+    as many tokens; None: one of them does not count."""
+    assert against.theirs is not None
+    times = None
+    if best is not None and against.counts:
+        times = against.theirs.measured(against.seconds, best.candidate, best.seconds)
+    return {**_row(against, tuning), "path": against.theirs.path, "times_as_fast": times}
 
 
 def _row(trial: Trial, tuning: Tuning) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError, ZerokitError
 from zerokit.launcher import plan_agreement
 from zerokit.launcher.launch import Launch
-from zerokit.launcher.options import LaunchOptions
+from zerokit.launcher.options import LaunchOptions, PathLike
+from zerokit.launcher.run_folder import CONFIG_FILE
 from zerokit.notes import warning
+from zerokit.planner.against import Against, compared, kind_of
 from zerokit.planner.documents import PlannedStrategy
 from zerokit.planner.memory_source import Say
 from zerokit.planner.models import another_model
@@ -173,18 +175,20 @@ _SAME_PARAMETERS = 0.02
 @dataclass(slots=True, kw_only=True)
 class Trial:
     """One plan to run, with what its rehearsal says, if it was rehearsed, and as ``planned`` without; and
-    what came of it."""
+    what came of it. ``theirs``: the user's configuration, which runs in place of a plan's, as number 0."""
 
     number: int
     candidate: Candidate
     arguments: tuple[str, ...]
     planned: Candidate
     measured: TrialMeasurement | None = None
+    theirs: Against | None = None
 
     @property
     def words(self) -> str:
         """The plan in one line."""
-        return strategy_words(self.candidate.strategy)
+        words = strategy_words(self.candidate.strategy)
+        return words if self.theirs is None else f"{self.theirs.path}: {words}"
 
     @property
     def counts(self) -> bool:
@@ -209,6 +213,7 @@ class Tuning:
     options: dict[str, Any]
     plan: Plan
     job: Job
+    against: Trial | None
     trials: list[Trial]
     launch_options: LaunchOptions
     rehearsals: TrialRehearsals
@@ -295,6 +300,7 @@ class Tuning:
                 seconds=settings["rehearsal_seconds"], rehearsing=rehearsing, say=say,
             ),
             plan=plan, job=job, launch_options=launch_options, out=os.fspath(settings["out"]), say=say,
+            against=_against(settings["against"], options, script_options, read, plan, job),
             describe=describe, told=told, trials=[
                 Trial(number=number, candidate=candidate, planned=candidate,
                       arguments=script_options.arguments(candidate.strategy))
@@ -323,7 +329,7 @@ class Tuning:
     def _run_all(self) -> None:
         try:
             self._rehearse()
-            for trial in self.trials:
+            for trial in (*([self.against] if self.against is not None else []), *self.trials):
                 self._run(trial)
                 self._keep()
                 if self.interrupted is not None:
@@ -360,8 +366,9 @@ class Tuning:
         from zerokit.launcher import run_folder as folder
 
         predicted = format_seconds(trial.candidate.time.step_seconds)
+        which = f"{trial.number} of {len(self.trials)}" if trial.number else "0"
         self.say(
-            f"trial {trial.number} of {len(self.trials)}: {trial.words}"
+            f"trial {which}: {trial.words}"
             + (f"; predicted {predicted} a step" if self.request.timed else "")
         )
         with ExitStack() as locks:
@@ -370,6 +377,8 @@ class Tuning:
 
     def _run_in(self, folder: Path, trial: Trial) -> None:
         self._write_plan(trial, folder / "plan")
+        if trial.theirs is not None:
+            (folder / "plan" / CONFIG_FILE).write_text(Path(trial.theirs.path).read_text())
         launch_options = replace(
             self.launch_options,
             target=replace(self.target, arguments=trial.arguments),
@@ -465,6 +474,29 @@ class Tuning:
                 "name it with ⟨model⟩ or ⟨params⟩"
             )
         return None
+
+
+def _against(
+    path: PathLike | None,
+    options: Mapping[str, Any],
+    script: ScriptOptions,
+    read: ResolvedRequest,
+    plan: Plan,
+    job: Job,
+) -> Trial | None:
+    """The configuration to run beside the plans. Raises InputError: it is none of DeepSpeed, or for another
+    job."""
+    if path is None:
+        return None
+    path = os.fspath(path)
+    if kind_of(path) != "deepspeed":
+        raise InputError(f"⟨against⟩ {path}: tune runs a DeepSpeed JSON beside its plans")
+    own = PlannedStrategy(candidate=plan.chosen, job=job, cluster=read.request.cluster)
+    theirs = compared(path, None, options, options, own, read.model_name, None)
+    assert theirs is not None
+    candidate = theirs.theirs.planned.candidate
+    return Trial(number=0, candidate=candidate, planned=candidate, theirs=theirs,
+                 arguments=script.arguments(candidate.strategy))  # fmt: skip
 
 
 def _result(measured: TrialMeasurement) -> str:

@@ -28,7 +28,7 @@ def trial(number: int, **more: Any) -> dict[str, Any]:
 BODY = {
     "model": "llama-3.1-8b", "gpu": "h200", "gpus": 64, "steps": 10, "fastest": 1, "folder": "runs/x",
     "assumptions": ["sequences of 2,048 tokens: --seq-len not given, and as much again that is worth a line"],
-    "not_rehearsed": None, "not_tried": [f"{STRATEGY}: rehearsed, it takes 150.00 GiB"],
+    "against": None, "not_rehearsed": None, "not_tried": [f"{STRATEGY}: rehearsed, it takes 150.00 GiB"],
     "trials": [
         trial(1),
         trial(2, outcome="oom", problem="CUDA out of memory in backward of step 3 on rank 5 " * 3,
