@@ -37,6 +37,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--global-batch": (ONE, "16"),
     "--micro-batch": (ONE, "2"),
     "--gradient-accumulation": (ONE, "4"),
+    "--eval-batch": (ONE, "64"),
     "--method": (ONE, "lora"),
     "--lora-rank": (LORA, "64"),
     "--lora-targets": (LORA, "q_proj"),

@@ -269,6 +269,8 @@ class Timeline:
     gradients: Pass  # the backward pass below ZeRO-3, one entry a gradient
     reference: Pass | None = None
     """A pass through a reference model after ``forward``, what that left included; it has the same marks."""
+    evaluation: Pass | None = None
+    """A pass without a graph between steps; it has the marks of ``forward``."""
 
     def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
         return id(self)

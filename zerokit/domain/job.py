@@ -86,6 +86,7 @@ class Job:
         quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
+        eval_batch: sequences of a pass without a graph on one rank, between steps; ``None``: none is run.
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
         use_reentrant_checkpointing: whether its full checkpointing is reentrant; None: as its trainer's is.
         keeps_recomputed: the versions of Transformers and DeepSpeed are such that reentrant checkpoints keep
@@ -109,6 +110,7 @@ class Job:
     new_tokens: int | None = None
     loss: str = "standard"
     offload_activations: bool = False
+    eval_batch: int | None = None
     images: SequenceImages | None = None
     trainer: str = "raw"
 

@@ -161,14 +161,25 @@ def inference_phases(head: str | None) -> tuple[str, ...]:
     return ("prefill", "decode") if head in (None, "", "causal") else ("prefill",)
 
 
+def needs_graphless(job: Job) -> bool:
+    """Whether passes without a graph are counted: through a reference model, or of an evaluation."""
+    return job.defaults.reference or job.eval_batch is not None
+
+
 def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[Variant, ...]:
     """The variants whose traces this job and strategy need; of inference one for each pass of its head, of a
-    reference model's pass that under checkpointing (``zerokit.memory.estimate``)."""
+    pass without a graph that under checkpointing, without dropout in an evaluation
+    (``zerokit.memory.estimate``)."""
     phases = inference_phases(head) if job.inference else ("train",)
     variants = tuple(Variant.of(job, strategy, phase) for phase in phases)
-    if job.defaults.reference and not job.inference and variants[0].checkpointing == "none":
-        return (*variants, replace(variants[0], checkpointing="full"))
-    return variants
+    if job.inference:
+        return variants
+    checkpointing = "full" if variants[0].checkpointing == "none" else variants[0].checkpointing
+    if job.defaults.reference:
+        variants += (replace(variants[0], checkpointing=checkpointing),)
+    if job.eval_batch is not None:
+        variants += (replace(variants[0], checkpointing=checkpointing, dropout=False),)
+    return tuple(dict.fromkeys(variants))
 
 
 def tokens_of_a_rank(job: Job, strategy: Strategy) -> int:

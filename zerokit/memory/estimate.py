@@ -14,7 +14,13 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.partial_sums import Processors
-from zerokit.domain.profile import ModelProfile, Variant, sequences_of_a_rank, tokens_of_a_rank
+from zerokit.domain.profile import (
+    ModelProfile,
+    Variant,
+    needs_graphless,
+    sequences_of_a_rank,
+    tokens_of_a_rank,
+)
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import card, recomputed_weights
@@ -105,28 +111,70 @@ def with_reference(
         point: sequences and tokens of each.
         size: of the loss, where it is not the model's own.
     """
+    peaks = _without_graph(model, checkpointed, point, size, processors, with_adapters=False)
+    before = timeline.after_forward + (0 if size is None else fused_loss(model.loss, size).first_pass)
+    held = tuple(peak + before for peak in peaks)
+    return replace(timeline, reference=Pass(peaks=held, levels=held, afters=held))
+
+
+def with_evaluation(
+    model: RankModel,
+    checkpointed: ActivationTrace,
+    timeline: Timeline,
+    point: tuple[int, int],
+    settings: TrainingSettings,
+    gpu: Gpu,
+) -> Timeline:
+    """The timeline with a pass of an evaluation (transformers/trainer.py, ``evaluation_loop``, which keeps
+    the loss alone where nobody computes metrics), of ``point`` sequences and tokens.
+
+    Args:
+        checkpointed: the trace under full checkpointing.
+    """
+    size = loss_size(model, *point, settings, gpu.supports("bf16"))
+    peaks = tuple(_without_graph(model, checkpointed, point, size, gpu.processors, with_adapters=True))
+    return replace(timeline, evaluation=Pass(peaks=peaks, levels=peaks, afters=peaks))
+
+
+def _without_graph(
+    model: RankModel,
+    checkpointed: ActivationTrace,
+    point: tuple[int, int],
+    size: LossSize | None,
+    processors: Processors | None,
+    *,
+    with_adapters: bool,
+) -> list[float]:
+    """The peaks of a pass without a graph at the marks of the model's forward: those under full checkpointing
+    without the layers' inputs, which that keeps. What autocast casts stays."""
     forward = checkpointed.timeline(*point, processors).forward
-    highest = _without_adapters(checkpointed, forward)
-    peaks, start = [], None
+    highest = forward.peaks if with_adapters else _without_adapters(checkpointed, forward)
+    peaks, start, layers, cast = list[float](), None, 0, 0.0
     for run, first, stop in _blocks(checkpointed):
         level = forward.afters[first - 1] if first else 0.0
         level = forward.afters[stop - 1] - (forward.afters[stop - 1] - level) / (1 + run.jump)
         if run.stack and start is None:
             start = level
         kept = 0.0 if start is None else level - start
+        if with_adapters and size is not None:
+            layers += run.jump
+            kept, cast = min(kept, layers * size.hidden_bytes), max(0.0, kept - layers * size.hidden_bytes)
+            layers += bool(run.stack)
         peaks += [peak - kept for peak in highest[first:stop]]
     marks = head_marks(replace(model, trace=checkpointed))
-    if size is not None and marks is not None:
-        beside = 0.0 if start is None else max(0.0, start - size.hidden_bytes)
-        loss = fused_loss(model.loss, size)
+    if size is not None and marks is not None and (with_adapters or model.loss != "standard"):
+        beside = cast + (0.0 if start is None else max(0.0, start - size.hidden_bytes))
         after = len(peaks) - marks.forward - 1
-        peaks[marks.forward + 1 :] = [beside + (loss.head or loss.forward)] * after
-        peaks[-1] = beside + loss.forward
+        if model.loss == "standard":  # above what the norm before the head keeps
+            more = beside + size.hidden_bytes - forward.levels[marks.forward]
+            peaks[marks.forward + 1 :] = [peak + more for peak in forward.peaks[marks.forward + 1 :]]
+        else:
+            loss = fused_loss(model.loss, size)
+            peaks[marks.forward + 1 :] = [beside + (loss.head or loss.forward)] * after
+            peaks[-1] = beside + loss.forward
     if checkpointed.marks_forward != model.trace.marks_forward:
         peaks = [max(peaks)] * len(model.trace.marks_forward)
-    before = timeline.after_forward + (0 if size is None else fused_loss(model.loss, size).first_pass)
-    held = tuple(peak + before for peak in peaks)
-    return replace(timeline, reference=Pass(peaks=held, levels=held, afters=held))
+    return peaks
 
 
 def _without_adapters(trace: ActivationTrace, forward: Pass) -> list[float]:
@@ -163,6 +211,10 @@ FLATTENS_ON_GPU = Note(
     "the peak is a copy of the weights that DeepSpeed makes on the GPU because it has room for it; on a "
     "smaller one it makes the copy on the CPU, so that less is required",
 )
+NO_EVALUATION = Note(
+    "evaluation-not-counted",
+    "⟨eval_batch⟩: the peak of an evaluation is not counted; `zerokit rehearse` runs it with the script",
+)
 CATALOGUE_LORA_RANK = 16
 """The rank at which the catalogue's profiles were traced."""
 
@@ -176,7 +228,7 @@ def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     usable = usable_trace(profile, job, strategy)
     if usable is None or (strategy.pipeline_parallel > 1 and not can_be_cut(profile, usable[1])):
         return False
-    return not job.defaults.reference or _checkpointed(profile, job, strategy, usable) is not None
+    return not needs_graphless(job) or all(_checkpointed(profile, job, strategy, usable))
 
 
 def replayed(job: Job, strategy: Strategy) -> bool:
@@ -249,18 +301,20 @@ def estimate_traced(
     kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
-    checkpointed = _checkpointed(profile, job, strategy, usable) if job.defaults.reference else None
+    checkpointed = _checkpointed(profile, job, strategy, usable)
     # views of experts, saved without checkpointing, add up over all layers, as does what is not released
     # before backward ends
-    adds_up = stay or reference == "base" or bool(profile.views and model.checkpointing == "none")
+    adds_up = (
+        stay or reference == "base" or job.eval_batch or bool(profile.views and model.checkpointing == "none")
+    )
     kept = None if adds_up else engine.layers_kept(model, strategy.settings)
     if kept is not None:
         trace = trace.shortened(kept)
-        checkpointed = None if checkpointed is None else checkpointed.shortened(kept)
+        checkpointed = tuple(one and one.shortened(kept) for one in checkpointed)
         model = with_score_head(rank_model(profile, variant, trace, *of_job))
     if strategy.pipeline_parallel > 1:
         return _pipeline(model, job, strategy, cluster, every_rank, adapters)
-    timeline = timeline_of(model, job, strategy, cluster.gpu, checkpointed)
+    timeline = timeline_of(model, job, strategy, cluster.gpu, *checkpointed)
     # the engine's own bytes are the same whatever the activations are
     events = trace.events(with_gradients=not strategy.settings.divides_weights)
     replayed = _replayed_ranks(
@@ -301,10 +355,11 @@ def timeline_of(
     job: Job,
     strategy: Strategy,
     gpu: Gpu,
-    checkpointed: ActivationTrace | None = None,
+    of_reference: ActivationTrace | None = None,
+    of_evaluation: ActivationTrace | None = None,
 ) -> Timeline:
-    """The activations of one micro-batch, with the job's loss; ``checkpointed``: the trace of a reference
-    model's pass, if there is one."""
+    """The activations of one micro-batch, with the job's loss; ``of_reference``, ``of_evaluation``: traces
+    under checkpointing that passes without a graph are read from, where there are such."""
     point = sequences_of_a_rank(job, strategy), tokens_of_a_rank(job, strategy)
     timeline, size = model.trace.timeline(*point, gpu.processors), None
     copied = engine_of(strategy.settings).copied_logit_bytes(job, strategy)
@@ -313,11 +368,16 @@ def timeline_of(
         timeline = timeline if size is None else with_loss(model, timeline, size)
     elif copied and (head := loss_size(model, *point, strategy.settings, False)) is not None:
         timeline = _with_outputs(timeline, copied * head.tokens * head.vocabulary)
-    if checkpointed is None:
+    if of_evaluation is not None and job.eval_batch is not None:
+        sequences = job.eval_batch * job.defaults.sequences
+        timeline = with_evaluation(
+            model, of_evaluation, timeline, (sequences, point[1]), strategy.settings, gpu
+        )
+    if of_reference is None or not job.defaults.reference:
         return timeline
     if size is not None and model.reference == "narrow copy":
         size = replace(size, element_bytes=size.product_bytes)
-    return with_reference(model, checkpointed, timeline, point, size, gpu.processors)
+    return with_reference(model, of_reference, timeline, point, size, gpu.processors)
 
 
 @lru_cache(maxsize=512)
@@ -331,13 +391,17 @@ def _checkpointed(
     job: Job,
     strategy: Strategy,
     usable: tuple[Variant, ActivationTrace, tuple[int, int] | None],
-) -> ActivationTrace | None:
-    """The trace with full checkpointing beside a usable one."""
-    variant = usable[0]
-    if variant.checkpointing in ("full", "reentrant"):
-        return usable[1]
-    variant = replace(variant, checkpointing="full")
-    return profile.trace(variant, tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy))
+) -> tuple[ActivationTrace | None, ...]:
+    """The traces with full checkpointing beside a usable one, of a reference model's pass and of an
+    evaluation's."""
+    variant, tokens = usable[0], tokens_of_a_rank(job, strategy)
+    if variant.checkpointing not in ("full", "reentrant"):
+        variant = replace(variant, checkpointing="full")
+    evaluated = (job.eval_batch or 0) * job.defaults.sequences
+    return (
+        profile.trace(variant, tokens, sequences_of_a_rank(job, strategy)),
+        profile.trace(replace(variant, dropout=False), tokens, evaluated),
+    )
 
 
 def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note, ...]:
@@ -406,6 +470,7 @@ def _pipeline(
             "default; embeddings on the first, head and loss on the last",
         ),
     )
+    notes += (NO_EVALUATION,) if job.eval_batch else ()
     return MemoryEstimate(
         ranks=tuple(ranks),
         min_vram_bytes=card.min_vram_bytes(cluster.gpu, strategy, peak, job.defaults),

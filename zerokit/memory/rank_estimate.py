@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from zerokit.domain.activations import Timeline
+from zerokit.domain.activations import Pass, Timeline
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.strategy import RankEstimate, Strategy
 from zerokit.domain.training_settings import TrainingSettings
@@ -15,7 +15,7 @@ from zerokit.memory.components import Component, LazyMapping, by_key
 from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import loss_bytes
 from zerokit.memory.rank_model import RankModel, highest, where
-from zerokit.memory.replay.step import Instant, RankBytes
+from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.values import frozen_dataclass
 
 
@@ -103,6 +103,11 @@ def _components(
     instants, losses = _instants(replayed, kinds)
     wanted = {**instants, "step": None}
     composed = engine_of(settings).compose(model, settings, replayed.ranks, replayed.rank, wanted)
+    if replayed.timeline.evaluation is not None:
+        at, _ = _evaluation(replayed.own.micro_steps[0], replayed.timeline.evaluation)
+        wanted = {"forward": at, "backward": None, "step": None}
+        inside = engine_of(settings).compose(model, settings, replayed.ranks, replayed.rank, wanted)
+        composed["eval"] = inside["forward"]
     frozen = model.frozen_bytes(settings.parameter_bytes)
     for phase, parts in composed.items():
         if not settings.divides_weights and frozen and Component.PARAMETERS in parts:
@@ -159,4 +164,14 @@ def _phases(own: RankBytes, timeline: Timeline, *, has_copy: bool) -> tuple[dict
         "backward": round(backward),
         "step": own.step_peak,
     }
+    if timeline.evaluation is not None:
+        _, size = _evaluation(own.micro_steps[0], timeline.evaluation)
+        phases["eval"] = round(size)
     return phases, {"init": 0, "forward": ahead_at, "backward": back_at, "step": 0}
+
+
+def _evaluation(micro: MicroStep, passed: Pass) -> tuple[Instant, float]:
+    """When a pass without a graph is at its highest, between steps, and the bytes then."""
+    if micro.forward is None:
+        return (0, 0, True), max(passed.peaks) + micro.start
+    return (0, *where(passed, micro.forward)), highest(passed, micro.forward)

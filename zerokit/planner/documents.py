@@ -108,7 +108,7 @@ class RankPrediction(Document):
         rank: its number, or the first one's.
         last: the last one's, where the entry stands for several.
         peak_allocated_bytes: its ``torch.cuda.max_memory_allocated``.
-        peak_phase: ``init``, ``forward``, ``backward`` or ``step``.
+        peak_phase: ``init``, ``forward``, ``backward``, ``step`` or, of an evaluation, ``eval``.
         phases: peak bytes in each phase.
         components: bytes live at the peak, by what they are; they sum to the peak.
     """

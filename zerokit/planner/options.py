@@ -94,6 +94,9 @@ class PlanOptions(TypedDict, total=False):
     """Sequences per GPU and forward pass."""
     gradient_accumulation: Annotated[Whole, Option("Job", "N", parse_positive_int)]
     """Forward passes per optimizer step."""
+    eval_batch: Annotated[Whole, Option("Job", "N", parse_positive_int)]
+    """Sequences per GPU and pass of an evaluation between steps, which keeps its loss alone. [default: no
+    evaluation]"""
     method: Annotated[Literal["full", "lora", "qlora"] | None, Option("Job")]
     """What is trained: all weights, or adapters. [default: full]"""
     lora_rank: Annotated[Whole, Option("Job", "R", parse_positive_int)]

@@ -60,6 +60,7 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     ),
     _PACKED: ("packing", "packing_strategy", "padding_free", "sample_packing"),
     "use ⟨offload_activations⟩": ("activation_offloading",),
+    "use ⟨eval_batch⟩ N": ("per_device_eval_batch_size", "eval_batch_size"),
     "use ⟨loss⟩ liger": ("use_liger_kernel",),
     "use ⟨checkpointing⟩ full": ("gradient_checkpointing",),
     "use ⟨checkpointing⟩ full|selective": ("activation_checkpointing",),

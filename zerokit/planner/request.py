@@ -282,6 +282,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         keeps_recomputed=versions.keeps_recomputed(row.older_deepspeed),
         use_reentrant_checkpointing={"on": True, "off": False}.get(choice(options, "reentrant") or ""),
         offload_activations=bool(options.get("offload_activations")),
+        eval_batch=integer(options, "eval_batch"),
         inference=inference,
         quantization=quantization,
         new_tokens=new_tokens,

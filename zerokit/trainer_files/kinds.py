@@ -62,23 +62,31 @@ def take_constants(says: Says, key: str, *, nested: bool) -> None:
     says(key)
 
 
-def leave_out_evaluation(says: Says, micro: str, size: str, *switches: str) -> None:
-    """Name an evaluation in larger batches than the training's, whose peak no answer counts.
+_EVALUATED = ("axolotl", "llamafactory", "swift", "trl")
+"""Whose evaluation is a pass with the loss of training."""
+
+
+def take_evaluation(says: Says, micro: str, size: str, *switches: str) -> None:
+    """Take the batch size of an evaluation; of preferences name one that is larger than the training's.
 
     Args:
         micro, size: keys of the batch sizes per GPU. switches: any of them turns evaluation on.
     """
     on = [key for key in switches if says(key) not in (None, False, 0, 0.0, "no")]
     batch, trained = says(size), says(micro)
-    if on and isinstance(batch, int) and isinstance(trained, int) and batch > trained:
+    if not (on and isinstance(batch, int)):
+        return
+    if says.options["trainer"] in _EVALUATED:
+        says.take("eval_batch", size, batch)
+    elif isinstance(trained, int) and batch > trained:
         says.leave_out(
             size if size in says.values else on[0], f"evaluation runs with {batch} sequences per GPU"
         )
 
 
 def take_trainer_arguments(says: Says) -> None:
-    """Take precision, checkpointing and engine; name a larger evaluation."""
-    leave_out_evaluation(
+    """Take precision, checkpointing, engine and evaluation."""
+    take_evaluation(
         says, "per_device_train_batch_size", "per_device_eval_batch_size", "eval_strategy", "do_eval",
         "val_size", "split_dataset_ratio", "val_dataset", "eval_dataset",
     )  # fmt: skip
@@ -211,7 +219,7 @@ def _axolotl(says: Says) -> None:
                 "sequence_parallel_degree", "expert_parallel_size"):  # fmt: skip
         if (says(key) or 1) > 1:
             says.leave_out(key, "one division of the model over all GPUs is counted")
-    leave_out_evaluation(says, "micro_batch_size", "eval_batch_size", "val_set_size", "test_datasets")
+    take_evaluation(says, "micro_batch_size", "eval_batch_size", "val_set_size", "test_datasets")
     says("pad_to_sequence_len"), says("sample_packing"), says("eval_sample_packing"), says("model_type")
 
 

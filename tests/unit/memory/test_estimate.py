@@ -315,3 +315,23 @@ def test_the_dtype_of_adapters_is_said_where_only_the_script_knows_it(
         trainer=trainer,
     )  # fmt: skip
     assert ("adapters-under-zero-init" in {note.id for note in estimate.notes}) is said
+
+
+def test_an_evaluation_holds_states_and_its_logits() -> None:
+    job = {"model": "llama-3.2-1b", "gpus": 1, "gpu": "h200", "zero": 1, "seq_len": 1024, "micro_batch": 1}
+    found = zerokit.estimate(**job, eval_batch=32)
+    rank = found.to_dict()["per_rank"][0]
+    tokens, parameters = 32 * 1024, 1_235_814_400
+    # weights in 16 bits, in fp32, and two moments; logits in 16 bits, in fp32, and their log-softmax
+    expected = parameters * (2 + 4 + 8) + tokens * 128_256 * (2 + 4 + 4)
+    assert rank["phases"]["eval"] == pytest.approx(expected, rel=0.02)
+    assert rank["peak_phase"] == "eval"
+    assert sum(found.to_dict()["components_by_phase"]["eval"].values()) == rank["phases"]["eval"]
+    without = zerokit.estimate(**job).to_dict()["per_rank"][0]["phases"]
+    assert {**rank["phases"], "eval": None} == {**without, "eval": None}
+
+
+def test_an_evaluation_that_is_not_counted_is_named() -> None:
+    found = zerokit.estimate(params="1b", gpus=1, gpu="h200", eval_batch=8)
+    assert "evaluation-not-counted" in {note.id for note in found.notes}
+    assert "eval" not in found.to_dict()["per_rank"][0]["phases"]

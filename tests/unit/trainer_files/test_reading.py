@@ -210,11 +210,19 @@ def test_preferences_of_trl_are_told_by_their_arguments() -> None:
     assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))
 
 
-def test_a_larger_evaluation_is_named() -> None:
-    file = read_trainer_file(written(SWIFT + "eval_strategy: steps\nper_device_eval_batch_size: 4\n"))
-    assert "4 sequences" in file.not_modelled["per_device_eval_batch_size"]
-    file = read_trainer_file(written(SWIFT + "eval_strategy: steps\nper_device_eval_batch_size: 1\n"))
-    assert "per_device_eval_batch_size" not in file.not_modelled
+def test_an_evaluation_is_taken_and_of_preferences_a_larger_one_is_named() -> None:
+    every = "eval_strategy: steps\nper_device_eval_batch_size: "
+    for text in (SWIFT, LLAMA_FACTORY, HANDBOOK):
+        file = read_trainer_file(written(text + every + "4\n"))
+        assert file.options["eval_batch"] == 4 and not file.not_modelled
+        assert "eval_batch" not in read_trainer_file(written(text)).options
+    # the Trainer's default (transformers/training_args.py)
+    assert read_trainer_file(written(LLAMA_FACTORY + "eval_strategy: steps\n")).options["eval_batch"] == 8
+    pairs = LLAMA_FACTORY.replace("sft", "dpo") + every
+    assert (
+        "4 sequences" in read_trainer_file(written(pairs + "4\n")).not_modelled["per_device_eval_batch_size"]
+    )
+    assert not read_trainer_file(written(pairs + "1\n")).not_modelled
 
 
 def test_the_command_of_a_shell_script_is_read_and_not_run() -> None:
