@@ -163,7 +163,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"train\.py --num_train_epochs 3 --resume_from_checkpoint out/checkpoint-500",
     ),
     "docs/quickstart/accelerate.md": (DRY,),
-    "docs/quickstart/fsdp2.md": (r"strategy +FSDP2", "Next best", "context parallel"),
+    "docs/quickstart/fsdp2.md": (r"strategy +FSDP2", "Next best", "context parallel", "tensor parallel 2"),
     "docs/quickstart/full-8b.md": ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.*" + DRY, DRY),
     "docs/quickstart/lora-24gb.md": (
         "LoRA, rank 16",

@@ -39,7 +39,8 @@ class Case(RehearsedCase):
         narrow = "--dtype bfloat16" in self.options and "--lora" not in self.options
         sixteen = "fp16" if "--fp16" in self.options else "bf16"
         made = self.value("--client", "torch.optim.AdamW")
-        client = CLIENTS.get(made)
+        client, parts = CLIENTS.get(made), int(self.value("--tp", "1"))
+        sent = "float32" if parts > 1 and "--fp32" not in self.options else None
         return Fsdp2Settings(
             precision="fp32" if "--fp32" in self.options and not narrow else sixteen,
             optimizer=None if client else made.rpartition(".")[2],
@@ -51,12 +52,13 @@ class Case(RehearsedCase):
             replicas=int(self.value("--replicas", "1")),
             rotation=self.value("--rotate", "allgather"),
             offload="--offload" in self.options,
-            reduce_dtype=self.value("--reduce", "") or None,
+            reduce_dtype=self.value("--reduce", "") or sent,
             master_bytes=2 if narrow else 4,
             frozen_bytes=None if narrow or "--accelerate" in self.options else 4,  # loaded in fp32
             sync_each_batch="--sync-each-batch" in self.options,
             broadcasts="--broadcast" in self.options,
-            wrapping="accelerate" if "--accelerate" in self.options else "layers",
+            wrapping="accelerate" if "--accelerate" in self.options or parts > 1 else "layers",
+            tp_size=parts,
         )
 
 
@@ -163,3 +165,34 @@ CASES: dict[Case, tuple[int, int, int, int]] = {
 """What was rehearsed of rank 0, of ranks that share a sequence the more of ranks 0 and 1: the most allocated
 in init, forward, backward and step, in bytes (torch 2.13.0, transformers 5.23.0, accelerate 1.15.0, peft
 0.21.2; all layers, ``zerokit rehearse --whole``)."""
+
+IN_PARTS: dict[Case, tuple[int, int, int, int]] = {
+    Case("llama-3.2-1b", 4, "--tp 2 --tokens 1024"):
+        (1_235_891_200, 6_850_223_616, 7_052_057_600, 5_273_389_056),
+    Case("llama-3.2-1b", 4, "--tp 2 --tokens 1024 --checkpointing --batch 4"):
+        (1_235_915_776, 9_950_293_504, 10_940_075_008, 5_273_413_632),
+    Case("qwen3-0.6b", 4, "--tp 2 --tokens 1024"):
+        (596_139_008, 5_012_355_072, 5_307_778_048, 2_607_364_096),
+    Case("qwen2.5-7b", 8, "--tp 2 --tokens 512 --checkpointing"):
+        (3_807_937_024, 13_479_471_616, 17_674_719_744, 15_301_097_984),
+    Case("llama-3.1-8b", 8, "--tp 4 --tokens 1024 --checkpointing"):
+        (4_015_539_200, 14_255_087_616, 17_660_866_048, 16_129_387_008),
+    Case("qwen2.5-0.5b", 4, "--tp 2 --tokens 512 --batch 4"):
+        (494_128_128, 6_727_746_048, 7_335_128_064, 2_180_876_288),
+    Case("mistral-7b-v0.3", 8, "--tp 2 --tokens 1024 --dtype bfloat16"):
+        (1_812_081_664, 10_506_041_344, 10_885_597_696, 7_315_556_864),
+    Case("llama-3.2-1b", 4, "--tp 2 --tokens 512 --accumulation 2"):
+        (1_235_887_104, 9_128_056_320, 9_198_560_256, 5_273_384_960),
+    Case("llama-3.2-1b", 4, "--tp 2 --tokens 512 --accumulation 2 --sync-each-batch --foreach"):
+        (1_235_887_104, 7_104_094_720, 7_174_598_656, 6_509_192_192),
+    Case("llama-3.2-1b", 8, "--tp 2 --tokens 512 --replicas 2 --checkpointing"):
+        (1_235_887_104, 5_059_757_568, 6_586_731_520, 5_273_384_960),
+    Case("qwen3-8b", 8, "--tp 4 --tokens 2048 --checkpointing --batch 2"):
+        (4_095_882_240, 20_543_862_784, 21_477_283_328, 16_450_722_304),
+    Case("llama-3.2-1b", 6, "--tp 2 --tokens 512"):
+        (824_483_840, 4_371_461_632, 4_941_111_808, 3_540_207_616),
+    Case("llama-3.2-3b", 4, "--tp 2 --tokens 512 --fp32"):
+        (3_212_930_048, 15_123_378_176, 16_858_987_520, 13_312_946_176),
+}  # fmt: skip
+"""The same of ranks that divide layers by Transformers' ``DistributedConfig``, which it loads in parts: the
+most allocated in load, forward, backward and step."""

@@ -51,10 +51,10 @@ class RehearsedCase(ABC):
     def strategy(self) -> Strategy:
         """How."""
         checkpointing = "full" if "--checkpointing" in self.options else "none"
-        shared = int(self.value("--cp", "1"))
+        shared, parts = int(self.value("--cp", "1")), int(self.value("--tp", "1"))
         return Strategy(
-            settings=self.settings, data_parallel=self.ranks // shared, sequence_parallel=shared,
-            checkpointing=checkpointing,
+            settings=self.settings, data_parallel=self.ranks // shared // parts, tensor_parallel=parts,
+            sequence_parallel=shared, checkpointing=checkpointing,
         )  # fmt: skip
 
     @property

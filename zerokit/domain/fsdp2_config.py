@@ -88,9 +88,13 @@ def from_accelerate(config: Mapping[str, Any]) -> Fsdp2Config:
     InputError: a part of it is not modelled."""
     parallelism = _mapping(config, "parallelism_config")
     sizes = {name: count(parallelism, f"{PARALLELISM_PREFIX}{name}_size") or 1 for name in PARALLEL}
-    for name in ("tp", "sp"):
-        if sizes[name] > 1:
-            raise InputError(f"parallelism_config_{name}_size {sizes[name]} is not modelled under FSDP2")
+    if sizes["tp"] > 1:
+        raise InputError(
+            f"parallelism_config_tp_size {sizes['tp']} divides no model under FSDP2 (`zerokit check`); what "
+            f"Transformers divides by itself is estimated with ⟨engine⟩ fsdp2 and ⟨tp⟩ {sizes['tp']}"
+        )
+    if sizes["sp"] > 1:
+        raise InputError(f"parallelism_config_sp_size {sizes['sp']} is not modelled under FSDP2")
     if str(_mapping(config, "dynamo_config").get("dynamo_backend", "no")).lower() != "no":
         raise InputError("dynamo_config: torch.compile is not modelled; remove it to estimate without")
     precision = str(config.get("mixed_precision") or "no").lower()

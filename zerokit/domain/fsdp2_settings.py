@@ -31,6 +31,8 @@ class Fsdp2Settings(TrainingSettings):
             ``cpu_ram_efficient_loading``); else every rank divides its own copy.
         rotation: how ranks that share a sequence exchange keys and values (Accelerate's
             ``cp_comm_strategy``): ``allgather``, all at once, or ``alltoall``, from one rank to the next.
+        tp_size: ranks that divide the layers, by Transformers' ``DistributedConfig``: it then loads each
+            rank's part and groups the weights itself (``_fsdp_plan``, distributed/fsdp.py:186, 5.23).
         loads_once: with ``broadcasts``, the script fills the weights on one rank of each node; the others
             allocate them and never touch them.
     """
@@ -45,6 +47,7 @@ class Fsdp2Settings(TrainingSettings):
     wrapping: str = "accelerate"
     sync_each_batch: bool = False
     broadcasts: bool = False
+    tp_size: int = 1
     loads_once: bool = False
     rotation: str = "allgather"
 

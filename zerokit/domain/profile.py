@@ -29,6 +29,7 @@ class Variant:
         attention: the Transformers implementation that is traced: ``sdpa`` or ``eager``.
         precision: ``16`` (bf16, fp16) or ``32`` bits.
         checkpointing: ``none``, ``full`` (each layer), ``reentrant`` or ``selective``.
+        by_plan: tensor parallel ranks divide it by Transformers' plan, not as AutoTP does.
         padding: batches carry an attention mask with padding in it.
         lora_rank, lora_targets: of the adapters; rank 0: none.
         zero3_linear: ZeRO-3's linear layers (runtime/zero/linear.py), which keep the inputs of frozen layers
@@ -53,6 +54,7 @@ class Variant:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ("all-linear",)
     tensor_parallel: int = 1
+    by_plan: bool = False
     zero3_linear: bool = False
     quantized: bool = False
     double_quant: bool = True
@@ -73,6 +75,7 @@ class Variant:
             precision="32" if strategy.settings.parameter_bytes == 4 else "16",
             padding=job.attention_mask_given,
             tensor_parallel=strategy.tensor_parallel,
+            by_plan=strategy.is_loaded_in_parts,
             phase=phase,
             images=job.images,
         )
@@ -109,7 +112,7 @@ class Variant:
         if self.lora_rank:
             parts.append(f"lora{self.lora_rank}:{','.join(sorted(self.lora_targets))}")
         if self.tensor_parallel > 1:
-            parts.append(f"tp{self.tensor_parallel}")
+            parts.append(f"tp{self.tensor_parallel}" + "-plan" * self.by_plan)
         if self.zero3_linear:
             parts.append("zero3" + "narrow" * self.narrow_adapters)
         if self.quantized:

@@ -269,12 +269,12 @@ class PlannedValues:
     @classmethod
     def of(cls, strategy: Strategy, *, liger_loss: bool = False) -> PlannedValues:
         """What a strategy has of it; under FSDP2 its own file checkpoints."""
-        settings = strategy.settings
+        settings, in_parts = strategy.settings, strategy.is_loaded_in_parts
         return cls(
             micro_batch=settings.micro_batch,
             gradient_accumulation=settings.gradient_accumulation,
-            precision=settings.precision,
-            checkpointing="none" if strategy.engine == "fsdp2" else strategy.checkpointing,
+            precision="fp32" if in_parts else settings.precision,  # DistributedConfig says it
+            checkpointing="none" if strategy.engine == "fsdp2" and not in_parts else strategy.checkpointing,
             gradient_clipping=settings.gradient_clipping,
             optimizer=settings.client_optimizer,
             liger_loss=liger_loss,

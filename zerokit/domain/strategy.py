@@ -46,6 +46,11 @@ class Strategy:
         return self.sequence_parallel // self.context_parallel
 
     @property
+    def is_loaded_in_parts(self) -> bool:
+        """Whether Transformers divides its layers as it loads them (``DistributedConfig``)."""
+        return self.engine == "fsdp2" and self.tensor_parallel > 1
+
+    @property
     def zero_ranks(self) -> int:
         """Ranks that train the same weights, sequence-parallel peers among them: what an engine divides,
         it divides over these, or over groups of them that hold replicas."""

@@ -27,6 +27,8 @@ ACCELERATE_NAME = "accelerate.yaml"
 TRAINER_NAME = "fsdp_config.json"
 """What a Trainer takes beside ``--fsdp`` as ``--fsdp_config``, where no accelerate YAML starts it."""
 CODE_NAME = "fully_shard.py"
+LOADING_NAME = "distributed_config.json"
+"""What a script makes its ``DistributedConfig`` of, where Transformers divides the model as it loads it."""
 
 
 @frozen_dataclass
@@ -65,8 +67,8 @@ class Emitter:
 
 
 def emitter_of(strategy: Strategy) -> Emitter:
-    """The one of its engine."""
-    return _EMITTERS[strategy.engine]
+    """The one of its engine, or of what divides the model as it is loaded."""
+    return _EMITTERS["parts" if strategy.is_loaded_in_parts else strategy.engine]
 
 
 def _deepspeed_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
@@ -107,6 +109,22 @@ def _fsdp2_config(strategy: Strategy, job: Job, nodes: int) -> dict[str, Any]:
         "deepspeed_config": None,
         "accelerate_config": fsdp2.accelerate_config(strategy, nodes) if said else None,
     }
+
+
+def _parts_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFiles:
+    config = fsdp2.distributed_config(strategy)
+    text = fsdp2.yaml_text(_parts_config(strategy, nodes), nodes, [fsdp2.batch_line(strategy)])
+    return PlanFiles(
+        texts={LOADING_NAME: json.dumps(config, indent=2) + "\n", ACCELERATE_NAME: text},
+        names={"loading": LOADING_NAME, "accelerate": ACCELERATE_NAME},
+        reasons={"tp_size": "ranks of a node that divide each layer, and read the same batch",
+                 "fsdp_size": "ranks that share each part of the weights, and read other batches"},
+    )  # fmt: skip
+
+
+def _parts_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
+    """Accelerate's YAML of ranks that divide nothing themselves."""
+    return fsdp2.plain_config(strategy, nodes, "MULTI_GPU", "no")
 
 
 _DDP_REASONS = {
@@ -158,6 +176,16 @@ _EMITTERS: Mapping[str, Emitter] = {
         files=_fsdp2_files,
         config=_fsdp2_config,
         script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
+    ),
+    "parts": Emitter(
+        names=(LOADING_NAME, ACCELERATE_NAME),
+        files=_parts_files,
+        config=lambda strategy, job, nodes: {
+            "deepspeed_config": None,
+            "accelerate_config": _parts_config(strategy, nodes),
+        },
+        script_must=lambda strategy, job, launched: fsdp2.script_must(strategy, job),
+        launched=False,
     ),
     "ddp": Emitter(
         names=(ACCELERATE_NAME,),

@@ -58,7 +58,8 @@ def accelerate_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
         raise InputError("a dtype of reduction and groups of layers can only be given in the script's code")
     if strategy.world_size != strategy.zero_ranks:
         raise InputError(
-            "FSDP2 is written without tensor and pipeline parallel ranks; set ⟨tp⟩ and ⟨pp⟩ to 1"
+            "no file of Accelerate's divides layers over tensor parallel ranks: Transformers does, as it "
+            "loads the model with the plan's distributed_config.json"
         )
     settings = fsdp2(strategy.settings)
     block = {f"fsdp_{name}": value for name, value in _options(strategy, "offload_params").items()}
@@ -135,6 +136,17 @@ def trainer_config(strategy: Strategy) -> dict[str, Any]:
     return _options(strategy, "cpu_offload")
 
 
+def distributed_config(strategy: Strategy) -> dict[str, Any]:
+    """What Transformers' ``DistributedConfig`` is made of (distributed/configuration_utils.py, 5.23)."""
+    settings = fsdp2(strategy.settings)
+    return {
+        "tp_size": strategy.tensor_parallel,
+        "fsdp_size": strategy.data_parallel // settings.replicas,
+        "dp_replicate_size": settings.replicas,
+        "fsdp_mixed_precision": _is_mixed(strategy),
+    }
+
+
 def parallelism(strategy: Strategy) -> dict[str, Any]:
     """``parallelism_config`` of Accelerate, keys with their prefix; empty: ranks are one group of shards."""
     settings = fsdp2(strategy.settings)
@@ -175,6 +187,16 @@ def script_must(strategy: Strategy, job: Job) -> list[str]:
     """What only the script can do: checkpoint once, and load the weights on one rank of a node where every
     rank would not have the host memory."""
     todo = []
+    if strategy.is_loaded_in_parts:
+        todo.append(
+            "load the model with from_pretrained(…, dtype=torch.float32, distributed_config="
+            "DistributedConfig.from_dict(json.load(open(FILE)))) of transformers.distributed, FILE being the "
+            "plan's distributed_config.json, and give it to a Trainer of Transformers 5.19 or later without "
+            "--fsdp and --bf16"
+        )
+        if strategy.checkpointing == "full":
+            todo.append("checkpoint: a Trainer's --gradient_checkpointing True")
+        return todo
     if strategy.checkpointing == "full":
         todo.append(
             "checkpoint once: fsdp_activation_checkpointing of accelerate.yaml, with "

@@ -176,6 +176,10 @@ class PlanFile:
         if self.engine == "ddp":
             message = "is a plan without an engine: nothing of it is divided, so nothing is read back"
             raise FileInputError(self.path, message)
+        if self.engine == "fsdp2" and self.chosen.get("tensor_parallel", 1) > 1:
+            message = "divides layers as Transformers loads them, of which nothing is read back: start the "
+            message += "script with `accelerate launch`, or rehearse it without the plan"
+            raise FileInputError(self.path, message)
         if self.engine == "fsdp2":
             return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **degrees(self.chosen))
         try:

@@ -409,7 +409,7 @@ def record_divided(model: Any) -> dict[str, Any]:
         "offload_param": offload,
         "precision": _PRECISIONS.get(str(dtype)),
         "micro_batch": None,
-        "tensor_parallel": None,
+        "tensor_parallel": fact(lambda: int(model._tp_size)),
         "optimizer": None,
         "gradient_checkpointing": fact(lambda: _is_wrapped(model) or checkpointing(model)),
         "parameters": sum(map(elements, parameters)),

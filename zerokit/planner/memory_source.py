@@ -154,7 +154,8 @@ class Source:
             return self.profile
         other = self.other_version if self.of_other_version is not None else None
         stored = other is not None and covers(other, job, strategy)
-        always = job.offload_activations or strategy.engine == "ddp"  # of which the catalogue has no traces
+        # of which the catalogue has no traces
+        always = job.offload_activations or strategy.engine == "ddp" or strategy.is_loaded_in_parts
         if stored or (self.trace == "never" and not (always and self.hf_config is not None)):
             self._look_into_cache()
         elif self._may_trace(job, strategy):
@@ -190,7 +191,8 @@ class Source:
         key = variants_of(job, strategy, self.head)[0].key
         if self.hf_config is None or key in self.given_up or not _can_be_traced(job, strategy):
             return False
-        is_enough = strategy.tensor_parallel > 1 or self._traced() >= _MOST_TRACED_IN_A_SEARCH
+        of_autotp = strategy.tensor_parallel > 1 and not strategy.is_loaded_in_parts
+        is_enough = of_autotp or self._traced() >= _MOST_TRACED_IN_A_SEARCH
         if self.trace == "some" and not job.offload_activations and is_enough:
             return False
         if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:

@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerokit.domain.model_shape import ModelShape
+from zerokit.domain.tensor_plans import MODEL_TYPES
 from zerokit.rules.types import Rule, Setup
 
 _AUTOTP = "tensor_parallel.autotp_size"
+_PLANNED = "tp_size"
+_PLANNED_SOURCE = "transformers/distributed/tensor_parallel.py"
 _ULYSSES = "sequence_parallel"
 _RING = "context_parallel"
 _RING_SOURCE = "accelerate/big_modeling.py"
@@ -31,6 +34,13 @@ def _undivided(setup: Setup, of: Callable[[ModelShape], int]) -> bool | Mapping[
     if model is None or of(model) % degree == 0:
         return False
     return {"degree": degree, "heads": of(model), "degrees": _degrees(math.gcd(model.heads, model.kv_heads))}
+
+
+def _unequal_parts(setup: Setup) -> bool | Mapping[str, Any]:
+    degree, model = setup.planned_parts, setup.model
+    sizes = () if model is None else (model.heads, model.kv_heads, model.vocab)
+    named = dict(zip(("heads", "key_value_heads", "rows"), sizes, strict=False))
+    return any(size % degree for size in sizes) and {"degree": degree, **named}
 
 
 def _sequence_undivided(setup: Setup) -> bool | Mapping[str, Any]:
@@ -252,6 +262,73 @@ LAYOUT_RULES: tuple[Rule, ...] = (
                 "tokens": f"{s.job.seq_len:,}",
                 "chunks": 2 * s.context_parallel,
             }
+        ),
+    ),
+    _rule(
+        id="planned-parts-with-context-parallel",
+        unmodelled=True,
+        source="transformers/distributed/configuration_utils.py:90",
+        key=_PLANNED,
+        message="Transformers' DistributedConfig has no context parallelism beside tensor parallelism",
+        fix="leave one of them at 1",
+        broken=lambda s: s.planned_parts > 1 and s.context_parallel > 1,
+    ),
+    _rule(
+        id="planned-parts-of-the-model",
+        source="transformers/distributed/mixin.py:225",
+        key=_PLANNED,
+        message="Transformers has no tensor parallel plan of linear layers alone for a {family} model",
+        fix="leave it at 1, or use another engine",
+        broken=lambda s: (
+            s.planned_parts > 1
+            and s.model is not None
+            and (s.model.head != "causal" or s.model.family not in MODEL_TYPES)
+            and {"family": s.model.family}
+        ),
+    ),
+    _rule(
+        id="planned-parts-divide-the-model",
+        unmodelled=True,
+        source=f"{_PLANNED_SOURCE}:145",
+        key=_PLANNED,
+        message="tensor parallel {degree} does not divide the model's {heads} attention heads, {key_value_heads} "
+        "key-value heads and {rows} rows of the embedding, so that ranks get unequal shares or fail",
+        fix="use a degree that divides all three",
+        broken=_unequal_parts,
+    ),
+    _rule(
+        id="planned-parts-with-adapters",
+        unmodelled=True,
+        source=f"{_PLANNED_SOURCE}:636",
+        key=_PLANNED,
+        message="adapters on layers that Transformers' tensor parallel plan divides are not modelled",
+        fix="leave it at 1, or train all weights",
+        broken=lambda s: s.planned_parts > 1 and s.job is not None and s.job.method != "full",
+    ),
+    _rule(
+        id="planned-parts-without-shards",
+        unmodelled=True,
+        source="transformers/distributed/mixin.py:324",
+        key=_PLANNED,
+        message="tensor parallel {degree} takes all GPUs: Transformers leaves FSDP2 out then, which is not "
+        "modelled",
+        fix="use a smaller degree, so that two or more ranks share each part",
+        broken=lambda s: (
+            s.planned_parts > 1 and s.planned_parts == s.world_size and {"degree": s.planned_parts}
+        ),
+    ),
+    _rule(
+        id="planned-parts-across-nodes",
+        severity="warning",
+        source=f"{_PLANNED_SOURCE}:236",
+        key=_PLANNED,
+        message="tensor parallel {degree} is more than a node's GPUs ({per_node}): the all-reduces of every layer "
+        "cross the network",
+        fix="use at most {per_node}",
+        broken=lambda s: (
+            s.gpus_per_node is not None
+            and s.planned_parts > s.gpus_per_node
+            and {"degree": s.planned_parts, "per_node": s.gpus_per_node}
         ),
     ),
     _rule(

@@ -37,6 +37,7 @@ class Setup:
 
     Attributes:
         raw: the DeepSpeed JSON as written; ``None`` when a planner asks about a strategy.
+        planned_parts: tensor parallel ranks of Transformers' ``DistributedConfig``.
         key_value_heads: of the model, for tensor parallelism.
         model, job: for the rules of scope ``layout``, which a planner asks.
         readers: who may read the file.
@@ -49,6 +50,7 @@ class Setup:
     pipeline_parallel: int = 1
     sequence_parallel: int = 1
     context_parallel: int = 1
+    planned_parts: int = 1
     gpus_per_node: int | None = None
     key_value_heads: int | None = None
     model: ModelShape | None = None

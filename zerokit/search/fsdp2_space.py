@@ -70,11 +70,13 @@ class Fsdp2Space(Engine):
         self, space: Space, layout: Layout, placement: Sharding, chosen: None, common: Mapping[str, Any]
     ) -> Fsdp2Settings:
         """The settings of one point of the space, as Accelerate wraps models."""
-        once = not _every_rank_may_load(space, placement)
+        parts = layout.tensor > 1
+        once = not (parts or _every_rank_may_load(space, placement))
+        reduced = "float32" if parts and common["precision"] == "bf16" else None
         return Fsdp2Settings(
             **common, reshard_after_forward=placement.reshard, offload=placement.offload,
             replicas=placement.replicas, broadcasts=once, loads_once=once,
-            master_bytes=trained_bytes(space.job),
+            master_bytes=trained_bytes(space.job), tp_size=layout.tensor, reduce_dtype=reduced,
         )  # fmt: skip
 
     def illegal(self, space: Space, strategy: Strategy) -> str | None:
@@ -82,6 +84,8 @@ class Fsdp2Space(Engine):
         settings = fsdp2(strategy.settings)
         if strategy.zero_ranks == 1 and not settings.reshard_after_forward:
             return "one GPU gathers nothing"
+        if settings.tp_size > 1 and (settings.offload or not settings.reshard_after_forward):
+            return "offload, and weights that stay gathered, are not modelled beside tensor parallelism"
         if strategy.sequence_parallel > 1 and strategy.data_parallel == settings.replicas > 1:
             # accelerate 1.15, parallelism_config.py:336
             return "Accelerate refuses context parallel replicas without data-parallel shards"
@@ -120,8 +124,10 @@ def refuse_optimizer(job: Job) -> None:
 
 def _refuse(pins: Pins, job: Job, layout: Layout) -> None:
     refuse_optimizer(job)
-    others = replace(pins, search_sequence=False), job, replace(layout, sequence=1)
-    refuse_deepspeeds(*others, "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed")
+    others = replace(pins, search_sequence=False, search_tensor=False)
+    undivided = replace(layout, sequence=1, tensor=1)
+    why = "not planned with ⟨engine⟩ fsdp2; use ⟨engine⟩ deepspeed"
+    refuse_deepspeeds(others, job, undivided, why)
     devices = {name: getattr(pins, name) for name in ("offload_optimizer", "offload_param")}
     for name, device in devices.items():
         if device == "nvme":

@@ -112,14 +112,15 @@ class Layout:
 
 def layout_violation(layout: Layout, of: Request | Space) -> Violation | None:
     """The first rule that forbids this layout, or that makes it one not to be searched unless it is fixed."""
-    is_ring = of.pins.engine == "fsdp2"
+    is_fsdp2 = of.pins.engine == "fsdp2"
     setup = Setup(
         settings=_NO_SETTINGS,
         world_size=of.cluster.gpus,
-        tensor_parallel=layout.tensor,
+        tensor_parallel=1 if is_fsdp2 else layout.tensor,
         pipeline_parallel=layout.pipeline,
-        sequence_parallel=1 if is_ring else layout.sequence,
-        context_parallel=layout.sequence if is_ring else 1,
+        sequence_parallel=1 if is_fsdp2 else layout.sequence,
+        context_parallel=layout.sequence if is_fsdp2 else 1,
+        planned_parts=layout.tensor if is_fsdp2 else 1,
         gpus_per_node=of.cluster.gpus_per_node,
         key_value_heads=of.shape.kv_heads,
         model=of.shape,

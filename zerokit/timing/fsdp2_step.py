@@ -44,7 +44,7 @@ class Fsdp2Step(EngineStep):
         """Gathers of each micro-batch, and the reduction at the end."""
         settings = fsdp2(strategy.settings)
         shards = self._shards(strategy)
-        way = self._spread.route(shards, 1)
+        way = self._spread.route(shards, strategy.tensor_parallel)
         weights, trainable = self._spread.rank_weights(strategy)
         groups = self._shape.layers + _GROUPS_BESIDE_LAYERS
         gathers = self._gathers(settings)
@@ -54,10 +54,12 @@ class Fsdp2Step(EngineStep):
         gradients = trainable * self._reduced_bytes(settings)
         per_step = way.seconds(gradients, messages=groups)
         if settings.replicas > 1:
-            outer = self._spread.route(settings.replicas, shards)
+            outer = self._spread.route(settings.replicas, shards * strategy.tensor_parallel)
             per_step += outer.seconds(gradients / shards, passes=2, messages=groups)
         return Flow(
-            route=way if shards > 1 else self._spread.route(settings.replicas, shards),
+            route=way
+            if shards > 1
+            else self._spread.route(settings.replicas, shards * strategy.tensor_parallel),
             per_micro=per_micro, per_step=per_step, overlapped=True, overlapped_at_end=True,
         )  # fmt: skip
 
@@ -90,6 +92,12 @@ class Fsdp2Step(EngineStep):
             backward += merged * (_ROUND_BYTES[1] * stack.attention_width + _ROUND_BYTES[2] * stack.kv_width)
             seconds += stack.layers * (forwards * forward + backward)
         return (seconds if shared > 1 else 0.0), way.kind
+
+    @property
+    def more_all_reduces(self) -> int:
+        """Each product that is cut by columns has the gradient of its input summed by itself: of queries,
+        keys and values, and of an MLP's one or two (transformers, distributed/tensor_parallel.py:163)."""
+        return 2 + self._shape.gated
 
     def hooks(self, strategy: Strategy) -> float:
         """Host time of the reductions, per micro-batch."""

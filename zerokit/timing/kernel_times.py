@@ -7,6 +7,7 @@ the host and the links take is not here (``zerokit.timing.step_time``).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from zerokit.domain.hardware import Gpu
 from zerokit.domain.job import Job, Lora
@@ -61,7 +62,7 @@ class KernelTimes:
         gpu: Gpu,
         constants: Constants,
         calibration: Calibration,
-        head_cut_by_vocabulary: bool,
+        head_cut_by_vocabulary: Callable[[Strategy], bool],
     ) -> None:
         self.shape = shape
         self.job = job
@@ -231,7 +232,7 @@ class KernelTimes:
         if shape.vocab % _ALIGNED_ELEMENTS and c.unaligned_flops < math.inf:
             product *= max(2.0, peak / c.unaligned_flops)
         logits = rows * shape.vocab
-        if self.head_cut_by_vocabulary:
+        if self.head_cut_by_vocabulary(strategy):
             logits /= strategy.tensor_parallel
         upcast = shape.head == "causal" or c.vocab_parallel
         per_logit = c.logit_bytes * (1.0 if upcast else _LOGITS_KEPT_SHARE)

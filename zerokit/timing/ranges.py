@@ -25,7 +25,8 @@ LONGEST_WITHOUT_ENGINE = 0.64
 """Measured over predicted, less one, of the worst of ten jobs on one H200 (adapters under autocast, in
 ``benchmarks/measure/data/trainer-files.jsonl``), whose host nobody probed."""
 _SEVERAL_NODES, _TENSOR_ACROSS_NODES = "several nodes", "tensor parallel across nodes"
-NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES)
+_TENSOR_BY_PLAN = "tensor parallel by Transformers"
+NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES, _TENSOR_BY_PLAN)
 """Of the parts, those that are not a kind of GPU."""
 
 
@@ -45,6 +46,8 @@ def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, .
         parts.append(_SEVERAL_NODES)
     if strategy.tensor_parallel > cluster.gpus_per_node:
         parts.append(_TENSOR_ACROSS_NODES)
+    if strategy.is_loaded_in_parts:
+        parts.append(_TENSOR_BY_PLAN)
     return tuple(parts)
 
 

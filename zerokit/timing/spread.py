@@ -205,6 +205,11 @@ class EngineStep(ABC):
         """More host time of a layer: forward, backward, recomputation."""
         return 0.0, 0.0, 0.0
 
+    @property
+    def more_all_reduces(self) -> int:
+        """Count those of a layer's backward between tensor parallel ranks, beyond one for each block."""
+        return 0
+
     def reductions(self, strategy: Strategy) -> float:
         """How often gradients are reduced, per micro-batch."""
         return 1 / strategy.settings.gradient_accumulation

@@ -126,11 +126,10 @@ class Traffic(Spread):
                 result[kind] = result.get(kind, 0.0) + seconds
         return result
 
-    @property
-    def head_cut_by_vocabulary(self) -> bool:
+    def head_cut_by_vocabulary(self, strategy: Strategy) -> bool:
         """Whether tensor-parallel ranks compute their share of the logits and of the loss. AutoTP keeps tied
-        heads cut as their embedding is (deepspeed/module_inject/layers.py)."""
-        return self.constants.vocab_parallel or self.shape.tied
+        heads cut as their embedding is (deepspeed/module_inject/layers.py), Transformers gathers all."""
+        return self.constants.vocab_parallel or (self.shape.tied and strategy.engine == "deepspeed")
 
     def _tensor(self, strategy: Strategy) -> tuple[float, str]:
         """All-reduces of activations: two a layer in each direction, one more pass when recomputing."""
@@ -145,14 +144,16 @@ class Traffic(Spread):
         elif strategy.checkpointing == "full":
             # early stop spares the all-reduce after the last product
             passes += passes // 2 - (0 if self.job.is_reentrant(settings) else 1)
+        passes += self.engine(strategy).more_all_reduces
         tokens = settings.micro_batch * self.job.row_tokens / strategy.sequence_parallel
         seconds = 0.0
         for stack in self.shape.stacks:
             size = settings.parameter_bytes * tokens * stack.hidden
             layers = math.ceil(stack.layers / strategy.pipeline_parallel)
             seconds += layers * passes * way.seconds(size, passes=2)
-        if not self.head_cut_by_vocabulary and not self.job.inference:
-            # AutoTP gathers the logits (GatherFromTensorParallelRegion, deepspeed/module_inject/layers.py)
+        if not self.head_cut_by_vocabulary(strategy) and not self.job.inference:
+            # AutoTP gathers the logits (GatherFromTensorParallelRegion, deepspeed/module_inject/layers.py);
+            # Transformers does so, too (colwise_gather_output)
             seconds += way.seconds(settings.parameter_bytes * tokens * self.shape.vocab)
         return seconds, way.kind
 

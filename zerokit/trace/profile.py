@@ -14,6 +14,7 @@ from zerokit.domain.hf_classes import pads_to_chunks
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
 from zerokit.errors import InputError
 from zerokit.trace.building.build import BuiltModel, build
+from zerokit.trace.building.planned_parts import peers
 from zerokit.trace.recording.fit import (
     MICRO_BATCHES,
     ONE,
@@ -182,18 +183,19 @@ def profile_from_config(
         parameters = tuple(Parameter(name=p.name, shape=p.shape) for p in eager_model.parameters)
         ties = eager_model.ties
     for variant in variants:
-        built = _attention(hf_config, head, variant)
-        head = built.head
-        if variant.phase == "decode" and head != "causal":
-            continue  # one pass, and nothing is generated
-        buffer_bytes = max(buffer_bytes, built.buffer_bytes)
-        if _own_parameters(variant):
-            parameter_sets[variant.key] = built.parameters
-        else:
-            parameters = built.parameters
-        leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
-        ties |= built.ties  # under adapters the names are others
-        traces[variant.key] = _traces(hf_config, head, variant, built, seq_len)
+        with peers(variant.tensor_parallel if variant.by_plan else 1):
+            built = _attention(hf_config, head, variant)
+            head = built.head
+            if variant.phase == "decode" and head != "causal":
+                continue  # one pass, and nothing is generated
+            buffer_bytes = max(buffer_bytes, built.buffer_bytes)
+            if _own_parameters(variant):
+                parameter_sets[variant.key] = built.parameters
+            else:
+                parameters = built.parameters
+            leaves |= {name.rpartition(".")[2] for name in leaf_modules(built.model)}
+            ties |= built.ties  # under adapters the names are others
+            traces[variant.key] = _traces(hf_config, head, variant, built, seq_len)
     return ModelProfile(
         name=name,
         family=family or str(hf_config.get("model_type", "")),

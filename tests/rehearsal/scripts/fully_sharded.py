@@ -1,6 +1,7 @@
 """FSDP2 as its users call it: ``fully_sharded.py CONFIG.json [options]``, started by torchrun.
 
-A plain loop that shards the decoder layers and the model, or with ``--accelerate`` Accelerate's plugin.
+A plain loop that shards the decoder layers and the model, or with ``--accelerate`` Accelerate's plugin, or
+with ``--tp`` Transformers as it loads the model.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from accelerate.utils import GradientAccumulationPlugin, TorchContextParallelCon
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 parser = argparse.ArgumentParser()
 parser.add_argument("config")
@@ -32,6 +34,7 @@ parser.add_argument("--lora", type=int, default=0)
 parser.add_argument("--replicas", type=int, default=1)
 parser.add_argument("--cp", type=int, default=1, help="ranks that share a sequence, with --accelerate")
 parser.add_argument("--rotate", default="allgather", help="how they exchange keys and values")
+parser.add_argument("--tp", type=int, default=1, help="ranks that divide layers, by Transformers")
 parser.add_argument("--dtype", default="float32", help="in which the model is loaded")
 parser.add_argument("--fp32", action="store_true", help="no mixed precision")
 parser.add_argument("--reduce", help="dtype in which gradients travel")
@@ -50,7 +53,16 @@ args = parser.parse_args()
 
 config = AutoConfig.for_model(**json.loads(Path(args.config).read_text()))
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
+if args.tp > 1:
+    model = AutoModelForCausalLM.from_pretrained(
+        Path(args.config).parent, dtype=getattr(torch, args.dtype),
+        distributed_config=DistributedConfig(
+            tp_size=args.tp, fsdp_size=int(os.environ["WORLD_SIZE"]) // args.tp // args.replicas,
+            dp_replicate_size=args.replicas, fsdp_mixed_precision=not args.fp32,
+        ),
+    )  # fmt: skip
+else:
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
 if args.liger:
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
@@ -127,6 +139,8 @@ if args.accelerate:
         parallelism_config=mesh if args.replicas * args.cp > 1 else None,
     )
     model, optimizer = accelerator.prepare(model, optimizer_of(model))
+elif args.tp > 1:
+    optimizer = optimizer_of(model)
 else:
     dist.init_process_group("nccl")
     shape: tuple[int, ...] = (dist.get_world_size() // args.replicas,)

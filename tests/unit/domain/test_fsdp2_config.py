@@ -78,7 +78,7 @@ def test_a_trainers_defaults_are_others() -> None:
         (trl(fsdp_transformer_layer_cls_to_wrap="LlamaMLP"), "cls_to_wrap LlamaMLP is not modelled"),
         ({**TRL, "mixed_precision": "fp8"}, "mixed_precision fp8 is not modelled"),
         ({**TRL, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "torch.compile is not modelled"),
-        ({**TRL, "parallelism_config": {"parallelism_config_tp_size": 2}}, "tp_size 2 is not modelled"),
+        ({**TRL, "parallelism_config": {"parallelism_config_tp_size": 2}}, "tp_size 2 divides no model"),
         ({**TRL, "fsdp_config": "fsdp.yaml"}, "fsdp_config is 'fsdp.yaml': it must be a mapping"),
     ],
 )  # fmt: skip

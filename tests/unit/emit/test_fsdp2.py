@@ -131,8 +131,22 @@ def test_what_accelerates_yaml_cannot_say_is_code_alone(own: dict[str, str]) -> 
     assert [*plan_files(strategy, JOB, nodes=1, folder=Path()).texts] == ["fully_shard.py"]
     with pytest.raises(InputError, match="only be given in the script's code"):
         fsdp2.accelerate_config(strategy, 1)
-    with pytest.raises(InputError, match="without tensor and pipeline parallel ranks"):
+    with pytest.raises(InputError, match="Transformers does, as it loads"):
         fsdp2.accelerate_config(Strategy(settings=MIXED, data_parallel=4, tensor_parallel=2), 1)
+
+
+def test_what_is_loaded_in_parts_has_the_file_that_loads_it() -> None:
+    settings = replace(MIXED, tp_size=2, reduce_dtype="float32", replicas=2)
+    parts = Strategy(settings=settings, data_parallel=8, tensor_parallel=2, checkpointing="full")
+    texts = plan_files(parts, JOB, nodes=1, folder=Path()).texts
+    assert json.loads(texts["distributed_config.json"]) == {
+        "tp_size": 2, "fsdp_size": 4, "dp_replicate_size": 2, "fsdp_mixed_precision": True
+    }  # fmt: skip
+    said = yaml.safe_load(texts["accelerate.yaml"])
+    assert (said["distributed_type"], said["num_processes"]) == ("MULTI_GPU", 16)
+    assert "dtype=torch.float32, distributed_config=" in fsdp2.script_must(parts, JOB)[0]
+    arguments = trainer_arguments(parts)
+    assert "--gradient_checkpointing" in arguments and not {"--bf16", "--fsdp"} & {*arguments}
 
 
 def test_the_trainer_checkpoints_by_its_fsdp_config() -> None:

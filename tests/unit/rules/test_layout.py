@@ -49,6 +49,12 @@ PROVOCATIONS: dict[str, Setup] = {
     "context-parallel-named-attention": setup("gpt2", context_parallel=2),
     "context-parallel-with-latent-attention": setup("deepseek-v2-lite", context_parallel=2),
     "context-parallel-divides-sequence": setup(context_parallel=2, job=Job(seq_len=4002)),
+    "planned-parts-with-context-parallel": setup(planned_parts=2, context_parallel=2),
+    "planned-parts-of-the-model": setup("mixtral-8x7b", planned_parts=2),
+    "planned-parts-divide-the-model": setup("gemma-3-1b", planned_parts=2),  # one head of keys
+    "planned-parts-with-adapters": setup(planned_parts=2, job=Job(method="lora")),
+    "planned-parts-without-shards": setup(planned_parts=2, world_size=2),
+    "planned-parts-across-nodes": setup(planned_parts=8, gpus_per_node=4),
     "pipeline-deeper-than-the-layers": setup(pipeline_parallel=32),  # of 28
     "pipeline-when-serving": setup(pipeline_parallel=2, job=Job(inference=True)),
 }
@@ -74,8 +80,9 @@ def test_a_rule_sees_its_provocation_and_says_it_in_whole_words(rule_id: str) ->
         {"pipeline_parallel": 28},
         {"sequence_parallel": 8},
         {"context_parallel": 16},
+        {"planned_parts": 8},
     ],
-    ids=["one GPU", "tensor", "pipeline", "sequence", "context"],
+    ids=["one GPU", "tensor", "pipeline", "sequence", "context", "planned"],
 )
 def test_a_legal_layout_breaks_no_rule(degrees: dict[str, int]) -> None:
     assert not list(layout_violations(setup(gpus_per_node=8, **degrees)))

@@ -15,7 +15,7 @@ from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
 from zerokit.memory.fsdp2.context_parallel import ring_of, with_ring
-from zerokit.memory.fsdp2.groups import constant_bytes, groups_of, shares_of
+from zerokit.memory.fsdp2.groups import constant_bytes, groups_of, own_shares, shares_of
 from zerokit.memory.fsdp2.weights import Weights
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
@@ -32,7 +32,7 @@ def shard_ranks(settings: Fsdp2Settings, ranks: int) -> int:
 
 def state_bytes(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
     """Bytes of the optimizer's states, of the shards."""
-    shares = shares_of(model, settings, ranks)
+    shares = own_shares(model, settings, ranks)
     return own_state_bytes(settings, [(share.numel, share.kept) for share in shares if share.trainable])
 
 
@@ -41,7 +41,7 @@ def persistent(model: RankModel, settings: Fsdp2Settings, ranks: int) -> Persist
     components = beside_states(model)
     components[Component.PARAMETERS] = constant_bytes(model)
     if not settings.offload:
-        shares = shares_of(model, settings, ranks)
+        shares = own_shares(model, settings, ranks)
         components[Component.PARAMETERS] += sum(share.kept_bytes for share in shares)
         components[Component.OPTIMIZER_STATES] = state_bytes(model, settings, ranks)
     return Persistent(components=components)
@@ -51,8 +51,10 @@ def init_peak(model: RankModel, settings: Fsdp2Settings, ranks: int) -> int:
     """The most allocated while ``fully_shard`` divides a model that comes from the CPU: each group is moved
     whole; what is offloaded leaves parameter by parameter. Accelerate holds the embedding and the head whole
     until all are divided (locals of ``fsdp2_prepare_model``), and of a model that is loaded on the GPU all
-    (``original_sd``)."""
+    (``original_sd``). Transformers loads nothing but the shards."""
     shares = shares_of(model, settings, ranks)
+    if settings.tp_size > 1:
+        return sum(share.kept_bytes for share in own_shares(model, settings, ranks))
     whole_longer = embeddings_of(model) if settings.wrapping == "accelerate" else ()
     level = sum(block(share.size * share.kept) for share in shares) if model.loads_on_gpu else 0
     level = most = level + constant_bytes(model)
@@ -141,7 +143,7 @@ class _Replay:
         ledger = self.ledger
         ledger.mark()
         if not self.settings.offload:
-            shares = shares_of(self.model, self.settings, self.ranks)
+            shares = own_shares(self.model, self.settings, self.ranks)
             trained = [share for share in shares if share.trainable]
             sizes, total = [share.numel for share in trained], sum(share.kept_bytes for share in trained)
             ledger.burst(Component.OPTIMIZER_TEMPORARIES, step_temporary_bytes(self.settings, sizes, total))
@@ -182,7 +184,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
             made.package in REPLAYED_PACKAGES and not settings.offload
         )  # fmt: skip
         unknown = {
-            "tensor or pipeline parallel ranks": strategy.world_size != strategy.zero_ranks,
+            "pipeline parallel ranks": strategy.pipeline_parallel > 1,
             "replicas that do not divide the ranks": strategy.data_parallel % settings.replicas != 0,
             f"optimizer {settings.client_optimizer or settings.optimizer}": not known,
             "weights in 8 bits": job.packed_base_bytes is not None and job.method != "qlora",
@@ -194,6 +196,17 @@ class Fsdp2(Engine[Fsdp2Settings]):
             and settings.wrapping == "accelerate",
             "selective checkpointing": strategy.recomputed(job.attention) == "selective",
         }
+        if strategy.is_loaded_in_parts:
+            divided = {
+                f"method {job.method}": job.method != "full",
+                "context parallel": strategy.sequence_parallel > 1,
+                "no shards": strategy.data_parallel == 1,
+                "offload": settings.offload,
+                "weights that stay gathered": not settings.reshard_after_forward,
+                "fp16": settings.precision == "fp16",
+                f"loss {job.loss}": job.loss != "standard",
+            }
+            unknown |= {f"tensor parallel with {words}": holds for words, holds in divided.items()}
         if strategy.sequence_parallel > 1:
             unknown |= {
                 "context parallel in fp32": settings.precision == "fp32",
@@ -213,7 +226,12 @@ class Fsdp2(Engine[Fsdp2Settings]):
 
     def assumptions(self, settings: Fsdp2Settings) -> tuple[Note, ...]:
         """Which parameters travel together, and what an accumulated gradient is."""
-        if settings.wrapping == "accelerate":
+        if settings.tp_size > 1:
+            words = (
+                "as Transformers (5.19 and later) divides and shards it from its DistributedConfig: every "
+            )
+            words += "decoder layer, the input embedding, final norm and head together; a tied head twice"
+        elif settings.wrapping == "accelerate":
             words = (
                 "as Accelerate 1.14 and later shard it: every decoder layer, the input embedding, final norm "
             )
@@ -245,7 +263,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
     def least_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[int, int]:
         """(bytes at every instant of a step, the most of gradients at its end and of weights that forward
         leaves gathered)."""
-        shares = shares_of(model, settings, shard_ranks(settings, ranks))
+        shares = own_shares(model, settings, shard_ranks(settings, ranks))
         gathered = 0 if settings.reshard_after_forward else sum(share.gathered_bytes for share in shares)
         if settings.offload:
             return 0, gathered
@@ -292,9 +310,10 @@ class Fsdp2(Engine[Fsdp2Settings]):
         ``per_node`` ranks then count a part of it each), in the dtype of the shards; what
         ``CPUOffloadPolicy`` keeps there, shares of weights beside the whole model until Accelerate has
         divided it (``original_sd``)."""
-        shares = shares_of(model, settings, shard_ranks(settings, ranks))
+        shares = own_shares(model, settings, shard_ranks(settings, ranks))
         parts = {HostComponent.PROCESS: process_bytes(world_size)}
-        whole = 0 if model.loads_on_gpu else sum(share.size * share.kept for share in shares)
+        is_divided = model.loads_on_gpu or settings.tp_size > 1
+        whole = 0 if is_divided else sum(share.size * share.kept for share in shares)
         whole = -(-whole // per_node) if settings.loads_once else whole
         if settings.offload:
             trained = [share for share in shares if share.trainable]

@@ -18,14 +18,15 @@ class Group:
     """Parameters that travel in one collective (``FSDPParamGroup``).
 
     Attributes:
-        modules: that were handed to one call of ``fully_shard``, in its order; the last is the last to run.
-        first: the one that runs first.
+        modules: that were handed to one call of ``fully_shard``, in its order.
+        first, last: those that run first and last.
         parameters: their positions in the model, in the order of the modules.
         reshards: what forward gathered is freed after it.
     """
 
     modules: tuple[str, ...]
     first: str
+    last: str
     parameters: tuple[int, ...]
     reshards: bool
 
@@ -39,6 +40,10 @@ class Share:
         kept: bytes of an element between steps; ``used``: as forward uses it.
         size: elements of the parameter itself.
         padded: ranks whose chunks are smaller than the first one's, or empty.
+        made: elements of its gradient as autograd makes it: DTensor's of an embedding whose rows ranks
+            divide has all rows (torch/distributed/tensor/_ops/_embedding_ops.py:62, 2.13).
+        is_alias: of a weight that was tied after it was divided: it travels by itself, and its chunk is the
+            other's.
     """
 
     name: str
@@ -49,6 +54,8 @@ class Share:
     used: int
     trainable: bool
     padded: int
+    made: int
+    is_alias: bool = False
 
     @property
     def kept_bytes(self) -> int:
@@ -70,6 +77,8 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
     # adapters (peft/tuners/tuners_utils.py, autocast_adapter_dtype, 0.18)
     frozen = 4 if model.kbit_prepared else settings.frozen_bytes or used
     found = []
+    embedding = f"{embeddings_of(model)[0]}.weight" if settings.tp_size > 1 else ""
+    whole = next((one.numel for one in model.profile.parameters if one.name == embedding), 0)
     for parameter in model.parameters:
         rows = parameter.shape[0] if parameter.shape else 1
         each = parameter.numel // max(1, rows)
@@ -82,9 +91,16 @@ def shares_of(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Sh
             Share(
                 name=parameter.name, numel=share, whole=share * ranks, size=rows * each, kept=kept,
                 used=used, trainable=parameter.trainable, padded=ranks - rows // max(1, chunk),
+                made=whole if parameter.name == embedding else rows * each,
+                is_alias=parameter.name in model.profile.ties,
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def own_shares(model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[Share, ...]:
+    """List what is in memory between steps, each chunk once."""
+    return tuple(share for share in shares_of(model, settings, ranks) if not share.is_alias)
 
 
 _BLOCK, _NESTED_BLOCK = 64, 256
@@ -124,9 +140,12 @@ def groups_of(model: RankModel, settings: Fsdp2Settings) -> tuple[Group, ...]:
         own = [index for index in dict.fromkeys(own) if index not in taken]
         taken |= set(own)
         first = embedding if embedding in modules else modules[0]
-        groups.append(Group(modules=modules, first=first or "", parameters=tuple(own), reshards=reshards))
+        last = modules[-1] if modules[-1] != embedding else modules[0]
+        groups.append(
+            Group(modules=modules, first=first or "", last=last, parameters=tuple(own), reshards=reshards)
+        )
     rest = tuple(index for index in range(len(model.parameters)) if index not in taken)
-    return (*groups, Group(modules=("",), first="", parameters=rest, reshards=False))
+    return (*groups, Group(modules=("",), first="", last="", parameters=rest, reshards=False))
 
 
 def _inside(model: RankModel) -> dict[str, list[int]]:
@@ -147,11 +166,13 @@ def _around_layers(
     model: RankModel, settings: Fsdp2Settings, embedding: str | None, head: str | None
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
     """The input embedding by itself, and final norm and head together, gathered to the end of backward
-    (``fsdp2_prepare_model``, accelerate/utils/fsdp_utils.py:741, 1.15): tied ones all three."""
+    (``fsdp2_prepare_model``, accelerate/utils/fsdp_utils.py:741, 1.15): tied ones all three. Transformers
+    does the same, but leaves a tied head to the root."""
     tied = f"{embedding}.weight" == model.profile.ties.get(f"{head}.weight")
     if embedding is not None and not tied:
         yield (embedding,), settings.reshard_after_forward
-    tail = (_final_norm(model), embedding if tied else None, head)
+    is_roots = tied and settings.tp_size > 1
+    tail = (_final_norm(model), embedding if tied else None, None if is_roots else head)
     modules = tuple(module for module in tail if module is not None)
     if modules:
         yield modules, False

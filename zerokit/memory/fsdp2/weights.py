@@ -158,7 +158,7 @@ class Weights:
         state = self.of_module.get(name)
         if state is None:
             return
-        if kind == "bwd_pre" and name == state.group.modules[-1]:
+        if kind == "bwd_pre" and name == state.group.last:
             self._before_backward(state)
         elif kind == "bwd_post" and name == state.group.first:
             self._after_backward(state, reduces=reduces)
@@ -178,7 +178,7 @@ class Weights:
         state, share = self.of_parameter[name]
         if state.whole and reduce_bytes(self.settings) == share.used:
             return
-        size = block(share.size * share.used)
+        size = block(share.made * share.used)
         state.made += size
         self.ledger.adopt(Component.GRADIENTS, size)
 
@@ -192,6 +192,7 @@ class Weights:
         if state.whole and state.made:  # added to what is there, in the dtype that travels
             self._drop_gradients(state)
         has_gradients = bool(state.made or state.whole)
+        self._cut(state)
         self._reshard(state)
         self.ledger.add(Component.REDUCE_COPY, -self.reduction_input)
         self.reduction_input = 0
@@ -208,7 +209,7 @@ class Weights:
             return
         for share in state.bytes.shares:
             if share.trainable and travels != share.used:
-                converted, made = block(share.size * travels), block(share.size * share.used)
+                converted, made = block(share.made * travels), block(share.made * share.used)
                 self.ledger.add(Component.GRADIENTS, converted)
                 self.ledger.add(Component.GRADIENTS, -made)
                 state.made += converted - made
@@ -217,6 +218,19 @@ class Weights:
     def _drop_gradients(self, state: _State) -> None:
         self.ledger.add(Component.GRADIENTS, -state.made)
         state.made = 0
+
+    def _cut(self, state: _State) -> None:
+        """``_get_grad_inner_tensor``: this rank's rows of a gradient that has all of them, copied."""
+        for share in state.bytes.shares if state.made or state.whole else ():
+            element_bytes = reduce_bytes(self.settings) if state.whole else share.used
+            made, own = block(share.made * element_bytes), block(share.size * element_bytes)
+            if made > own:
+                self.ledger.add(Component.GRADIENTS, own)
+                self.ledger.add(Component.GRADIENTS, -made)
+                if state.whole:
+                    state.whole -= made - own
+                else:
+                    state.made -= made - own
 
     def _reduce(self, state: _State) -> None:
         """``foreach_reduce``: whole gradients into one buffer, the rank's share of their mean out of it. A

@@ -19,6 +19,7 @@ from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
 from zerokit.domain.profile import Parameter, Variant
 from zerokit.errors import InputError, of_import
 from zerokit.trace.building import vision_tower
+from zerokit.trace.building.planned_parts import local
 
 _KERNELS_LOGGER = "bitsandbytes.backends.cpu.ops"
 """Warns, while it is imported, of a kernel for the CPU that no trace runs."""
@@ -292,7 +293,11 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
             model = auto.from_config(config, dtype=dtype, attn_implementation=variant.attention)
             model.tie_weights()  # Transformers 5.0 leaves them apart on the meta device
         config = model.config
-    if variant.tensor_parallel > 1:
+    if variant.by_plan:
+        from zerokit.trace.building.planned_parts import divide
+
+        divide(model, variant.tensor_parallel)
+    elif variant.tensor_parallel > 1:
         from zerokit.trace.building.tensor_parallel import shard
 
         shard(model, variant.tensor_parallel)
@@ -311,7 +316,7 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
         Parameter(
-            name=n, shape=tuple(p.shape), trainable=p.requires_grad, stored_bytes=packed.get(n, 0),
+            name=n, shape=tuple(local(p).shape), trainable=p.requires_grad, stored_bytes=packed.get(n, 0),
             element_bytes=0 if n in packed or p.dtype == dtype else p.element_size(),
             communication_bytes=sent.get(id(p), 0),
         )

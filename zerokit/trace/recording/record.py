@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from zerokit.domain.images import SequenceImages
 from zerokit.domain.profile import Variant
 from zerokit.trace.building.build import BuiltModel, transformers_on_gpu
+from zerokit.trace.building.planned_parts import like, local
 from zerokit.trace.recording.kernels import cuda_kernels, cuda_lists
 from zerokit.trace.recording.known_values import KnownValues, value_of
 from zerokit.trace.recording.offloading import offloading
@@ -330,7 +331,8 @@ def materialise(model: nn.Module) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 if id(parameter) not in parameters:
-                    empty = torch.empty_like(parameter, device="cpu", requires_grad=False)
+                    empty = torch.empty_like(local(parameter), device="cpu", requires_grad=False)
+                    empty = like(parameter, empty)
                     parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = parameters[id(parameter)]
         for name, buffer in module._buffers.items():
@@ -349,7 +351,8 @@ class _EveryLayer:
 def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     model = built.model
     materialise(model)
-    model.tie_weights()
+    if not variant.by_plan:  # a head stays apart from the embedding, as FSDP's groups have it
+        model.tie_weights()
     model.train()
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):

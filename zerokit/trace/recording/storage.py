@@ -21,6 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from zerokit.trace.building.planned_parts import local
+from zerokit.trace.recording.shapes import is_asked_for_shapes, is_elsewhere
+
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
@@ -87,7 +90,7 @@ class StorageTracker(TorchDispatchMode):
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave these tensors' storages out of the trace."""
         for tensor in tensors:
-            self._live[tensor.untyped_storage()._cdata] = -1
+            self._live[local(tensor).untyped_storage()._cdata] = -1
 
     def count(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take these tensors' storages into the trace, from this instant."""
@@ -128,6 +131,10 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
     ):
+        if is_elsewhere(types):
+            return NotImplemented
+        if is_asked_for_shapes():
+            return func(*args, **kwargs or {})
         if self.adds_in_place and func is _ADD and _by_autograd() and is_sole_holder(*args[:2]):
             func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs) if kwargs else func(*args)

@@ -161,7 +161,7 @@ def test_what_was_not_compared_is_refused() -> None:
             ),
         ),
         replace(strategy, settings=replace(case.settings, replicas=3)),
-        replace(strategy, data_parallel=2, tensor_parallel=2),
+        replace(strategy, data_parallel=2, pipeline_parallel=2),
     ):
         assert not replayed(job, refused)
     assert replayed(replace(job, loss="liger"), strategy)
@@ -176,5 +176,13 @@ def test_what_was_not_compared_is_refused() -> None:
     assert replayed(job, shared)
     assert not replayed(replace(job, loss="liger"), shared)
     assert not replayed(job, replace(shared, settings=replace(case.settings, precision="fp32")))
+    parts = replace(strategy, data_parallel=2, tensor_parallel=2)
+    assert replayed(job, parts)
+    for beside in (
+        {"data_parallel": 1}, {"sequence_parallel": 2}, {"settings": replace(case.settings, offload=True)},
+        {"settings": replace(case.settings, reshard_after_forward=False)},
+    ):  # fmt: skip
+        assert not replayed(job, replace(parts, **beside))
+    assert not replayed(replace(job, method="lora", lora=eight), parts)
     widening = replace(own, hf_config={**own.hf_config, "model_type": "nemotron_h"})
     assert covers(own, job, strategy) and not covers(widening, job, strategy)
