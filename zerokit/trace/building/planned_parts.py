@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from zerokit.errors import InputError
 
@@ -20,16 +19,16 @@ _REDUCED_IN_PLACE = ("replicated_with_grad_allreduce",)
 """Whole weights whose gradients are summed over the ranks when they are ready, which takes no memory."""
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def local(tensor: Any) -> Any:
+    """Take what this rank holds of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def like(tensor: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    """Another tensor of which this rank holds ``held``, divided as the first is."""
-    if not isinstance(tensor, DTensor):
+def like(tensor: Any, held: torch.Tensor) -> Any:
+    """Make another tensor of which this rank holds ``held``, divided as the first is."""
+    if not hasattr(tensor, "from_local"):
         return held
-    return DTensor.from_local(
+    return tensor.from_local(
         held, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape,
         stride=tensor.stride(),
     )  # fmt: skip

@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_WRAPPERS = (DTensor, AsyncCollectiveTensor)
+_WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
 _META = torch.device("meta")
 _make_subclass = torch.Tensor._make_subclass
 _refuse_address = torch._C._set_throw_on_mutable_data_ptr
@@ -221,16 +219,16 @@ class Remembering(TorchDispatchMode):
     ):
         if is_elsewhere(types):
             return NotImplemented
-        if is_asked_for_shapes():
+        if fake_mode() is not None:  # DTensor asks for the shape of a whole result: nothing is allocated
             return func(*args, **kwargs or {})
         return self._shapes.dispatch(func, types, args, kwargs)
 
 
 def is_elsewhere(types: Sequence[type]) -> bool:
     """Whether an operator is for tensors that hand their own to it (DTensor), which come here in turn."""
-    return any(issubclass(one, _WRAPPERS) for one in types)
+    return any(one.__name__ in _WRAPPERS for one in types)
 
 
-def is_asked_for_shapes() -> bool:
-    """Whether DTensor asks for the shape of a whole result under a mode of its own: nothing is allocated."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+def fake_mode() -> FakeTensorMode | None:
+    """The one that answers operators now, if any is on the stack."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)

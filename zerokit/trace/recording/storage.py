@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from zerokit.trace.building.planned_parts import local
-from zerokit.trace.recording.shapes import is_asked_for_shapes, is_elsewhere
+from zerokit.trace.recording.shapes import fake_mode, is_elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,12 @@ class StorageTracker(TorchDispatchMode):
         self.adds_in_place = False
         self.skipped: Callable[[torch.Tensor], bool] = lambda tensor: False
 
+    def __enter__(self) -> StorageTracker:
+        """Know what answers its operators."""
+        self._fake = fake_mode()
+        super().__enter__()
+        return self
+
     def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave these tensors' storages out of the trace."""
         for tensor in tensors:
@@ -133,7 +139,7 @@ class StorageTracker(TorchDispatchMode):
     ):
         if is_elsewhere(types):
             return NotImplemented
-        if is_asked_for_shapes():
+        if fake_mode() is not self._fake:  # DTensor asks for the shape of a whole result
             return func(*args, **kwargs or {})
         if self.adds_in_place and func is _ADD and _by_autograd() and is_sole_holder(*args[:2]):
             func = torch.ops.aten.add_.Tensor
