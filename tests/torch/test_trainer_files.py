@@ -31,9 +31,9 @@ ONE_OF_EACH = (
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
 ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
-       "lf.dft": 0.009, "lf.dpo": 0.002, "lf.kto": 0.003}  # fmt: skip
+       "lf.dft": 0.009}  # fmt: skip
 """Packed rows are not all full; answers of preferences begin behind a prompt; the loss of ``use_dft_loss`` is
-not modelled; two trainers' pass without a graph, with reentrant checkpointing, is said higher."""
+not modelled."""
 
 
 SHOWN = (
@@ -41,9 +41,9 @@ SHOWN = (
     "ex.llama.nolen", "ex.llama.accum", "ex.llama.adamwtorch", "ex.llama.z2", "ex.llama.z3", "ex.llama.fsdp2",
     "ex.llama.ddp2", "at.z0", "at.z2", "at.z3", "at.z2off", "at.fsdp2", "hb.qlora.mistral", "dps.full",
     "dps.lora", "dps.full.ddp2", "lf.dpo.full", "lf.dpo.lora.nock", "lf.dpo.full.pure", "lf.dpo.ds2",
-    "lf.simpo.lora.nock", "lf.orpo.full", "lf.dpo.ddp.full.nock", "lf.kto.lora.nock", "lf.kto.full",
-    "lf.kto.ds2", "lf.kto.ds3.full", "lf.kto.ddp.full.nock", "lf.rm.lora", "lf.rm.lora.nock", "lf.rm.full",
-    "lf.rm.full.pure", "lf.rm.ds2", "lf.rm.u.full", "lf.rm.u.ds2", "lf.rm.ddp.lora",
+    "lf.simpo.lora.nock", "lf.orpo.full", "lf.dpo.ddp.full.nock", "lf.dpo.lora.b2", "lf.kto.lora",
+    "lf.kto.full", "lf.kto.ds2", "lf.kto.ds3.full", "lf.kto.ddp.full.nock", "lf.rm.lora", "lf.rm.lora.nock",
+    "lf.rm.full", "lf.rm.full.pure", "lf.rm.ds2", "lf.rm.u.full", "lf.rm.u.ds2", "lf.rm.ddp.lora",
     "lf.ev.lora", "lf.ev.full", "sw.ev.lora", "sw.ev.full", "ax.ev.lora",
 )  # fmt: skip
 

@@ -374,7 +374,7 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     tied = model.untied or model.profile.ties.get(f"{marks.name}.weight")
     of_table = sum(p.numel * size.element_bytes for p in model.trainable if p.name == tied)
     base = after = timeline.forward.levels[marks.forward] - size.hidden_bytes
-    if size.product_bytes != size.element_bytes:  # autocast's casts of the weights end with forward
+    if loss.head or size.product_bytes != size.element_bytes:  # autocast's casts of weights end with forward
         made = size.hidden_bytes + max(size.gradient_bytes, of_table)
         after = min(base, timeline.backward.levels[marks.backward + 1] - made)
     # from the head on: the loss at once, then what it keeps, with the hidden states until the end; or the
