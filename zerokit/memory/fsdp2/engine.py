@@ -205,6 +205,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
                 "weights that stay gathered": not settings.reshard_after_forward,
                 "fp16": settings.precision == "fp16",
                 f"loss {job.loss}": job.loss != "standard",
+                "evaluation": job.eval_batch is not None,
             }
             unknown |= {f"tensor parallel with {words}": holds for words, holds in divided.items()}
         if strategy.sequence_parallel > 1:

@@ -183,6 +183,7 @@ def test_what_was_not_compared_is_refused() -> None:
         {"settings": replace(case.settings, reshard_after_forward=False)},
     ):  # fmt: skip
         assert not replayed(job, replace(parts, **beside))
-    assert not replayed(replace(job, method="lora", lora=eight), parts)
+    for other in (replace(job, method="lora", lora=eight), replace(job, eval_batch=1)):
+        assert not replayed(other, parts)
     widening = replace(own, hf_config={**own.hf_config, "model_type": "nemotron_h"})
     assert covers(own, job, strategy) and not covers(widening, job, strategy)
