@@ -437,6 +437,13 @@ def shared_sequences() -> Figures:
     }  # fmt: skip
 
 
+def fsdp2_scripts() -> Figures:
+    """Public scripts under FSDP2 on two H200s."""
+    lists = (PEAKS["public, eleventh"], PEAKS["public, eleventh, corrected"])
+    found = {one.name: one for peaks in lists for one in cases(peaks)}
+    return {"scripts": str(len(found)), "equal": str(sum(one.peak_error == 0 for one in found.values()))}
+
+
 def engine_rows() -> Figures:
     """FSDP2's peaks on one and two H200s."""
     folder = ROOT / "benchmarks" / "engines"

@@ -288,6 +288,12 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/deepspeed-or-fsdp2.md",
+        "sft.py with all weights and with LoRA: {equal} of {scripts} [rehearsed "
+        "peaks](rehearsal-accuracy.md) are equal to the byte",
+        figures.fsdp2_scripts,
+    ),
+    (
+        "docs/deepspeed-or-fsdp2.md",
         "on one GPU beside a steady host a QLoRA step took {took} s, for {said} s predicted",
         figures.engine_rows,
     ),

@@ -39,7 +39,8 @@ MODELS |= {
     "pythia": {"model_type": "gpt_neox", **SHAPE},
     "gpt2": {"model_type": "gpt2", "n_layer": 28, "n_embd": 2048, "n_head": 16, "n_positions": 4096},
 }  # fmt: skip
-LISTS = ("", "-second", "-third", "-fourth", "-fifth", "-sixth", "-seventh", "-eighth", "-ninth", "-tenth")
+_ORDER = "second third fourth fifth sixth seventh eighth ninth tenth eleventh"
+LISTS = ("", *(f"-{one}" for one in _ORDER.split()))
 OWNERS = (
     "huggingface/trl",
     "huggingface/peft",

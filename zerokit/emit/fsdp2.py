@@ -215,8 +215,12 @@ def script_must(strategy: Strategy, job: Job) -> list[str]:
             "LLaMA-Factory do): without it Accelerate 1.14 and later leave packed weights whole on every "
             "GPU, older ones fail, and in another dtype the gathered weights cannot be unpacked"
         )
-    if fsdp2(strategy.settings).loads_once:
-        loaded = TORCH_NAMES["fp32" if job.method == "full" else strategy.settings.precision]
+    settings = fsdp2(strategy.settings)
+    wide = settings.frozen_bytes == 4 or job.method == "full"
+    loaded = TORCH_NAMES["fp32" if wide else settings.precision]
+    if job.method in job.defaults.loads_wide and not wide:
+        todo.append(f"load the weights with from_pretrained(…, dtype=torch.{loaded})")
+    if settings.loads_once:
         todo.append(
             "load the weights once per node (with accelerate.yaml or fsdp_config.json; from_pretrained of "
             "Transformers 5 alone loads them on every rank): after Accelerator() or TrainingArguments(), "

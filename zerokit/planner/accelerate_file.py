@@ -23,7 +23,7 @@ from zerokit.planner.one_strategy import (
 )
 from zerokit.planner.options import OPTIONS
 from zerokit.planner.request import refuse_strategy
-from zerokit.search.fsdp2_space import refuse_optimizer, trained_bytes
+from zerokit.search.fsdp2_space import frozen_bytes, refuse_optimizer, trained_bytes
 from zerokit.search.plan import choose_precision
 from zerokit.search.space import Layout, Request, refuse_layout
 from zerokit.values import frozen_dataclass, replace
@@ -149,7 +149,8 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         notes += (left_open(f"gradient accumulation {steps}", why),)
     by_script = client_optimizer(job.optimizer) is not None
     settings = replace(
-        settings, micro_batch=micro, gradient_accumulation=steps, gradient_clipping=1.0,
+        settings, frozen_bytes=frozen_bytes(pins, job, settings.precision),
+        micro_batch=micro, gradient_accumulation=steps, gradient_clipping=1.0,
         optimizer=None if by_script else job.optimizer, client_optimizer=job.optimizer if by_script else None,
         torch_adam=job.torch_adam,
     )  # fmt: skip

@@ -113,8 +113,8 @@ class PlanOptions(TypedDict, total=False):
     precision: Annotated[Literal["auto", "bf16", "fp16", "fp32"] | None, Option("Job")]
     """Training precision. [default: auto, bf16 where the hardware has it]"""
     load_dtype: Annotated[Literal["bf16", "fp16", "fp32"] | None, Option("Job")]
-    """Dtype of the weights as the script loads them, with ⟨engine⟩ ddp; fp32 while training in 16 bits:
-    under autocast. [default: the trainer's]"""
+    """Dtype of the weights as the script loads them: with ⟨engine⟩ ddp, where fp32 while training in 16 bits
+    means autocast, or frozen ones with fsdp2. [default: the trainer's]"""
     optimizer: Annotated[str | None, Option("Job", "TYPE", _text)]
     """DeepSpeed optimizer type, or a Trainer's optim. [default: AdamW]"""
     attention: Annotated[Literal["sdpa", "eager", "flash_attention_2"] | None, Option("Job")]

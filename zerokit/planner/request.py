@@ -152,9 +152,10 @@ def resolve(
         raise InputError(
             f"⟨engine⟩ {ANY_ENGINE}: an estimate is of one strategy; name {' or '.join(ENGINES)}"
         )
-    if pins.load_dtype is not None and pins.engine != "ddp":
+    if pins.load_dtype is not None and pins.engine == "deepspeed" and not file:
         raise InputError(
-            f"⟨load_dtype⟩ {pins.load_dtype}: engines make of weights what they train; only with ⟨engine⟩ ddp"
+            f"⟨load_dtype⟩ {pins.load_dtype}: DeepSpeed makes of weights what it trains; only with ⟨engine⟩ "
+            "fsdp2 or ddp"
         )
     if machine.cluster.on_cpu and pins.engine != "deepspeed":
         raise InputError(f"⟨engine⟩ {pins.engine}: CPU ranks are planned with DeepSpeed alone")

@@ -41,7 +41,7 @@ def job_options(
         on_these_gpus: how many there are is known, and with them the global batch that the file trains with.
     """
     said = _said(file, options)
-    if options.get("engine") != "ddp":
+    if (options.get("engine") or ("fsdp2" if "fsdp" in file.engine else "deepspeed")) == "deepspeed":
         said.pop("load_dtype", None)
     if on_these_gpus and said.get("micro_batch") and not any(options.get(name) for name in _BATCH):
         per_gpu = (integer(said, "micro_batch") or 1) * (integer(said, "gradient_accumulation") or 1)
@@ -105,7 +105,8 @@ def strategy_of(
     said, engine = strategy_options(file, options), file.engine
     if not engine and not options.get("engine"):
         return None, {**said, "engine": "ddp"}
-    said.pop("load_dtype", None)  # an engine casts what was loaded
+    if "fsdp" not in engine and options.get("engine") != "fsdp2":
+        said.pop("load_dtype", None)  # DeepSpeed casts what was loaded
     try:
         if fsdp := engine.get("fsdp"):
             says = from_arguments(whole_arguments({**fsdp, _precision(said): True}, Path(file.path)))

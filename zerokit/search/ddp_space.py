@@ -8,19 +8,8 @@ from typing import Any
 from zerokit.domain.ddp_settings import DdpSettings
 from zerokit.domain.job import Job
 from zerokit.errors import InputError
-from zerokit.search.engine import Engine, refuse_deepspeeds
+from zerokit.search.engine import Engine, load_dtype, refuse_deepspeeds
 from zerokit.search.space import Layout, Pins, Request, Space
-
-
-def load_dtype(space: Space) -> str:
-    """Precision of the weights as the script loads them. Raises InputError: the one that is given is not
-    trained in."""
-    given = space.pins.load_dtype
-    if given not in (None, "fp32", space.precision):
-        raise InputError(
-            f"⟨load_dtype⟩ {given}: with ⟨precision⟩ {space.precision} use that, or fp32 for autocast"
-        )
-    return given or ("fp32" if space.job.method in space.job.defaults.loads_wide else space.precision)
 
 
 class DdpSpace(Engine):
@@ -38,7 +27,7 @@ class DdpSpace(Engine):
         A plain loop runs under autocast where its weights are wider than its precision, and steps with
         torch's AdamW as it is by default, on lists of tensors (torch/optim/adamw.py)."""
         job, row = space.job, space.job.defaults
-        dtype = load_dtype(space)
+        dtype = load_dtype(space.pins, job, space.precision)
         is_wide = dtype == "fp32"
         narrow = row.narrow_on_packed and job.packed_base_bytes is not None
         own = {"torch_adam": not row.autocasts or common["torch_adam"]}
@@ -55,7 +44,11 @@ class DdpSpace(Engine):
         momenta."""
         if space.job.method != "full" or (space.job.optimizer or "").lower() not in ("adam", "adamw"):
             return 0.0
-        return 3.0 * (4 if load_dtype(space) == "fp32" else 2) * space.shape.block_parameters
+        return (
+            3.0
+            * (4 if load_dtype(space.pins, space.job, space.precision) == "fp32" else 2)
+            * space.shape.block_parameters
+        )
 
     def check(self, space: Space, layout: Layout) -> None:
         """Refuse what is an engine's. Raises InputError: names the option."""

@@ -26,6 +26,15 @@ _OF_DEEPSPEED = {
 _NOTHING_SET = from_config({})
 
 
+def load_dtype(pins: Pins, job: Job, precision: str) -> str:
+    """Precision of the weights as the script loads them. Raises InputError: the one that is given is not
+    trained in."""
+    given = pins.load_dtype
+    if given not in (None, "fp32", precision):
+        raise InputError(f"⟨load_dtype⟩ {given}: with ⟨precision⟩ {precision} use that, or fp32 for autocast")
+    return given or ("fp32" if job.method in job.defaults.loads_wide else precision)
+
+
 class Engine(ABC):
     """What a search asks; an engine states what it does."""
 

@@ -11,7 +11,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.memory.host import process_bytes
-from zerokit.search.engine import Engine, refuse_deepspeeds
+from zerokit.search.engine import Engine, load_dtype, refuse_deepspeeds
 from zerokit.search.space import Layout, Pins, Request, Space
 from zerokit.values import frozen_dataclass, replace
 
@@ -40,7 +40,8 @@ def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
     cluster, limit = space.cluster, space.cluster.host_limit_bytes
     if limit is None:
         return True
-    whole = space.shape.parameters * (4 if space.job.method == "full" else 2)
+    frozen = frozen_bytes(space.pins, space.job, space.precision) or 2
+    whole = space.shape.parameters * (4 if space.job.method == "full" else frozen)
     each = whole + process_bytes(cluster.gpus)
     shards = 2 * whole // cluster.nodes if placement.offload else 0
     return each * cluster.gpus_per_node + shards <= limit
@@ -50,6 +51,13 @@ def trained_bytes(job: Job) -> int:
     """Bytes of an element of the trained weights: Accelerate makes them fp32, but beside packed ones
     (accelerate/utils/fsdp_utils.py:810, 1.15), where adapters stay as the script has them."""
     return 2 if job.packed_base_bytes is not None and job.defaults.narrow_on_packed else 4
+
+
+def frozen_bytes(pins: Pins, job: Job, precision: str) -> int | None:
+    """Bytes of an element of the frozen weights, which stay as they are loaded; None: of the dtype that
+    forward uses."""
+    is_wide = job.method == "lora" and load_dtype(pins, job, precision) == "fp32" != precision
+    return 4 if is_wide and job.packed_base_bytes is None else None
 
 
 class Fsdp2Space(Engine):
@@ -76,7 +84,9 @@ class Fsdp2Space(Engine):
         return Fsdp2Settings(
             **common, reshard_after_forward=placement.reshard, offload=placement.offload,
             replicas=placement.replicas, broadcasts=once, loads_once=once,
-            master_bytes=trained_bytes(space.job), tp_size=layout.tensor, reduce_dtype=reduced,
+            master_bytes=trained_bytes(space.job),
+            frozen_bytes=frozen_bytes(space.pins, space.job, common["precision"]),
+            tp_size=layout.tensor, reduce_dtype=reduced,
         )  # fmt: skip
 
     def illegal(self, space: Space, strategy: Strategy) -> str | None:

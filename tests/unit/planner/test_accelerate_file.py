@@ -56,6 +56,25 @@ def test_the_files_strategy_is_estimated(strategy: Strategy) -> None:
     assert len(body["per_rank"]) == strategy.world_size and body["saving"] is None
 
 
+@pytest.mark.parametrize(("method", "peak_bytes"), [("full", 28_307_897_344), ("lora", 11_026_593_792)])
+def test_trls_sft_py_takes_what_two_h200s_measured(method: str, peak_bytes: int) -> None:
+    """Unmodified, 2 rows of 4,096 tokens; its frozen weights stay in fp32, as TRL loads them
+    (``measured-public-eleventh.jsonl``)."""
+    file = write(accelerate_config(Strategy(settings=MIXED, data_parallel=2, checkpointing="none"), 1))
+    job = {"model": "llama-3.2-3b", "gpu": "h200", "seq_len": 4096, "micro_batch": 2, "method": method}
+    adapters = {"lora_dropout": 0.05} if method == "lora" else {}
+    found = zerokit.estimate(
+        accelerate=Path(file), trainer="trl", checkpointing="full", **job, **adapters
+    ).to_dict()
+    assert found["peak_allocated_bytes"] == pytest.approx(peak_bytes, rel=0.001)
+    if method == "lora":
+        narrow = zerokit.estimate(
+            accelerate=Path(file), trainer="trl", checkpointing="full", load_dtype="bf16", **job, **adapters
+        )
+        half = 2 * 3_212_749_824 / 2  # two bytes of each frozen weight on two ranks
+        assert found["peak_allocated_bytes"] - narrow.peak_allocated_bytes == pytest.approx(half, rel=0.01)
+
+
 def test_other_ranks_may_be_asked_for() -> None:
     assert estimated(EIGHT, gpus=4)[0].data_parallel == 4
 

@@ -240,6 +240,10 @@ class Fsdp2(Engine[Fsdp2Settings]):
         else:
             words = "as a plain loop shards it: every decoder layer, and the model around them"
         notes = [Note("fsdp2-groups", f"weights are gathered {words}")]
+        if settings.frozen_bytes == 4 != settings.parameter_bytes:
+            words = "frozen weights are kept in fp32, as the script loads them; loaded in "
+            words += f"{settings.precision} they would take half as much: ⟨load_dtype⟩ {settings.precision}"
+            notes.append(Note("wide-frozen-weights", words, "given"))
         if settings.gradient_accumulation > 1 and not settings.sync_each_batch:
             words = "gradients of all but the last micro-batch stay whole on every GPU (no_sync): "
             words += "GradientAccumulationPlugin(sync_each_batch=True) divides them"
