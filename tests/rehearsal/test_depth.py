@@ -98,6 +98,21 @@ def zerokit(folder: Path, *words: str) -> dict[str, Any]:
     return body
 
 
+DEEP = {**LLAMA, "num_hidden_layers": 24}
+WIDE = {
+    **DEEP, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "dtype": "bfloat16",
+}  # fmt: skip
+ZERO_3 = {
+    "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}
+}  # fmt: skip
+STAGE_2 = {"zero_optimization": {"stage": 2}}
+FSDP2 = {
+    "fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "activation_checkpointing": True,
+    "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": "SHARDED_STATE_DICT",
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -116,6 +131,29 @@ def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     assert abs(told["peak_allocated_bytes"] / whole["ranks"][0]["peak_allocated_bytes"] - 1) < 0.0005
     assert abs(told["min_vram_bytes"] / whole["min_vram_bytes"] - 1) < 0.02
     assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
+
+
+@pytest.mark.slow  # 24 layers rehearsed in whole
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [
+        (("--deepspeed", "engine.json", "--gradient_checkpointing", "True"), {**ZERO_3, **STAGE_2}),
+        (("--fsdp", "full_shard", "--fsdp_config", "engine.json"), FSDP2),
+    ],
+    ids=["two groups under ZeRO-2", "FSDP2 by a Trainer"],
+)
+def test_few_layers_tell_where_an_engine_divides_them(
+    words: tuple[str, ...], engine: dict[str, Any], tmp_path: Path
+) -> None:
+    """With few layers backward is highest elsewhere than with all."""
+    (tmp_path / "engine.json").write_text(json.dumps(engine))
+    few, whole = (
+        rehearsed(tmp_path, WIDE, "--bf16", "True", *words, gpus=4, whole=whole) for whole in (False, True)
+    )
+    assert (few["depth"], whole["depth"]) == ({"layers": [3, 6], "of": 24}, "whole")
+    replayed = ("init", "forward", "backward", "step")
+    told, seen = ([body["ranks"][0]["phases"][one] for one in replayed] for body in (few, whole))
+    assert told == pytest.approx(seen, rel=0.0005)
 
 
 @pytest.mark.slow  # 24 layers rehearsed in whole
@@ -150,10 +188,6 @@ def rehearsed(folder: Path, config: dict[str, Any], *words: str, **options: Any)
     return body
 
 
-DEEP = {**LLAMA, "num_hidden_layers": 24}
-ZERO_3 = {
-    "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}
-}  # fmt: skip
 OF_THE_RUN = ("depth", "seconds", "cpu_seconds", "step", "step_seconds", "step_seconds_range")
 """What differs between two rehearsals; of the step's seconds by little."""
 

@@ -76,3 +76,13 @@ def test_only_models_that_are_divided_count(tmp_path: Path) -> None:
     models.training_forward(other, (batch,), {})
     told = observed.news()
     assert told is not None and told["engines"] == 2
+
+
+@pytest.mark.parametrize(("options", "fused"), [({}, False), ({"fused": True}, True)])
+def test_the_optimizer_that_steps_a_divided_model_is_told(options: dict[str, Any], fused: bool) -> None:
+    """By itself AdamW steps lists of tensors, which takes temporaries (torch/optim/adamw.py)."""
+    observed, model = EngineFacts(), divided()
+    DividedModels(observed).training_forward(model, (torch.zeros(4, 8),), {})
+    observed.stepped(torch.optim.AdamW(model.parameters(), **options))
+    told = observed.news()
+    assert told is not None and (told["optimizer"], told["fused"]) == ("AdamW", fused)

@@ -182,6 +182,12 @@ class EngineFacts:
             larger = fed if is_larger else {}
             self._facts = {**facts, **larger, "engines": max(engines, facts["engines"])}
 
+    def stepped(self, optimizer: Any) -> None:
+        """A model without an engine was stepped: by which optimizer, and whether in a fused kernel."""
+        if self._facts is not None and self._facts["optimizer"] is None:
+            fused = bool(optimizer.defaults.get("fused"))
+            self._facts = {**self._facts, "optimizer": type(optimizer).__name__, "fused": fused}
+
     @property
     def facts(self) -> dict[str, Any] | None:
         """What is known so far; None: no forward trained."""

@@ -9,7 +9,7 @@ is seen at two depths before it is counted on.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from zerokit.domain.phases import BY_NAME
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FEW = 3
 """Layers that a model is rehearsed with: the first, one that stands for all others, and the last."""
+_WITH_LOSS = "forward", "backward"
 _HELD_AS = {
     Component.PARAMETERS.value: "load",
     Component.MASTER_WEIGHTS.value: "init",
@@ -53,15 +54,14 @@ class Depth:
     Attributes:
         layers: that are rehearsed, and ``of`` how many.
         time_factor: rehearsed over predicted seconds of one layer; None: steps are not timed.
-        init_bytes: what a layer takes in ``init`` beside what the replay says: adapters, as the engine makes
-            its own of them.
+        beside: what a layer takes by phase beside what the replay says. Bytes.
         at_loss: phases that a few layers have highest at a loss that holds more or less than the replay's.
     """
 
     layers: int
     of: int
     time_factor: float | None
-    init_bytes: float = 0.0
+    beside: Mapping[str, float] = field(default_factory=dict)
     at_loss: frozenset[str] = frozenset()
 
     @classmethod
@@ -77,14 +77,15 @@ class Depth:
         low, high = (_Replayed.of(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
         if low is None or high is None or of != request.shape.layers:
             return None
-        at_loss: set[str] = set()
+        at_loss, beside = set(_WITH_LOSS), dict[str, float]()
         for phase in _estimated(fewer.phases):
             most_unlike = _BLOCKS + _MOST_UNLIKE * (high.peak(phase) - low.peak(phase))
-            for told_at_loss in ({*at_loss, phase}, at_loss):
-                told = _peak(phase, fewer.phases, low, high, told_at_loss)
-                if told is not None and abs(more.phases.get(phase, 0) - told) <= most_unlike:
-                    at_loss = told_at_loss
+            for _ in range(2):
+                told = _peak(phase, fewer.phases, low, high, at_loss)
+                if told is not None and abs(unlike := more.phases.get(phase, 0) - told) <= most_unlike:
+                    beside[phase] = unlike / FURTHER
                     break
+                at_loss.discard(phase)
             else:
                 return None
         factor = None
@@ -93,13 +94,7 @@ class Depth:
                 _seconds(request, fewer.strategy, count) for count in (layers, layers + FURTHER)
             )
             factor = (more.step_seconds - fewer.step_seconds) / (high_seconds - low_seconds)
-        beside = 0
-        if request.job.lora is not None and "init" in fewer.phases:
-            grew = more.phases["init"] - fewer.phases["init"]
-            beside = grew - high.peak("init") + low.peak("init")
-        return cls(
-            layers=layers, of=of, time_factor=factor, init_bytes=beside / FURTHER, at_loss=frozenset(at_loss)
-        )  # fmt: skip
+        return cls(layers=layers, of=of, time_factor=factor, beside=beside, at_loss=frozenset(at_loss))
 
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:
         """What a strategy takes with all layers, in the phases that a replay has: whatever the others hold
@@ -112,14 +107,21 @@ class Depth:
             return None
         phases: dict[str, int] = {}
         for phase in _estimated(few.phases):
-            peak = _peak(phase, few.phases, of_few, of_all, self.at_loss)
-            if peak is None:
+            beside = round(self.beside.get(phase, 0.0) * (self.of - self.layers))
+            as_replayed, with_beside = (
+                _peak(phase, {**few.phases, phase: size}, of_few, of_all, self.at_loss)
+                for size in (few.phases[phase], few.phases[phase] + beside)
+            )
+            if as_replayed is None or with_beside is None:
                 return None
-            phases[phase] = peak
-        if "init" in phases:
-            phases["init"] += round(self.init_bytes * (self.of - self.layers))
-        if BY_NAME[max(phases, key=phases.__getitem__)].is_before_training:
-            return None  # a smaller card may do without the copies that an engine makes of weights
+            # the engine makes its own of adapters; else blocks are larger than what is in them
+            is_made = phase == "init" and request.job.lora is not None
+            phases[phase] = with_beside if is_made else as_replayed
+            keeps_many = phase in _WITH_LOSS and strategy.checkpointing == "none"
+            if keeps_many and abs(with_beside - as_replayed) > _MOST_UNLIKE * as_replayed:
+                return None
+        if strategy.settings.zero_stage in (1, 2) and max(phases, key=phases.__getitem__) == "init":
+            return None  # a smaller card joins weights on the host (stage_1_and_2.py:446)
         more = max(phases.values()) - few.peak_allocated_bytes
         seconds, ratio = few.step_seconds, 1.0
         if seconds is not None:
@@ -186,7 +188,7 @@ def _peak(
     """
     size = few[phase]
     told = size + of_all.peak(phase) - of_few.peak(phase)
-    if phase not in ("forward", "backward"):
+    if phase not in _WITH_LOSS:
         return told
     above_layers = size - of_few.peak_of_layers(phase)
     beside_layers = min(few.get("step", of_few.peak("step")) - of_few.peak("step"), above_layers)

@@ -75,6 +75,8 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
         return "layers take something else than the replay says"
     growth = _Growth(more=of - high, over=high - low)
     rank = growth.rank(fewer.ranks[0], more.ranks[0], whole)
+    if rank.peak_phase not in whole.phases:
+        return f"with all layers the highest is {rank.peak_phase}, of which there is no replay"
     needed = whole.min_vram_bytes
     step = more.step
     if step is not None and whole.step_seconds is not None and whole.step_seconds_range is not None:
@@ -140,9 +142,14 @@ def _as_ran(done: Rehearsal, gpu: Gpu, config: Mapping[str, Any]) -> tuple[Reque
 
 
 def _divided(facts: Mapping[str, Any], ranks: int, rows: int, batches: int) -> Fsdp2Settings:
-    """The settings that FSDP2 ran with; an optimizer that is not fused shows in what layers take. Raises
-    InputError: what it ran with could not be read."""
-    if None in (facts["sharding"], facts["reshard_after_forward"], facts["precision"], facts["wrapping"]):
+    """The settings that FSDP2 ran with. Raises InputError: what it ran with could not be read."""
+    if None in (
+        facts["optimizer"],
+        facts["sharding"],
+        facts["reshard_after_forward"],
+        facts["precision"],
+        facts["wrapping"],
+    ):
         raise InputError("what FSDP2 ran with is not known")
     return Fsdp2Settings(
         precision=facts["precision"], micro_batch=rows, gradient_accumulation=batches,
@@ -150,7 +157,7 @@ def _divided(facts: Mapping[str, Any], ranks: int, rows: int, batches: int) -> F
         offload=facts["offload_param"] == "cpu", reduce_dtype=facts["reduce_dtype"],
         master_bytes=4 if facts["shard_dtype"] == "float32" else 2,
         frozen_bytes={"float32": 4, "bfloat16": 2, "float16": 2}.get(str(facts.get("frozen_dtype"))),
-        wrapping=facts["wrapping"],
+        wrapping=facts["wrapping"], optimizer=facts["optimizer"], torch_adam=not facts["fused"],
     )  # fmt: skip
 
 

@@ -94,6 +94,13 @@ def test_what_is_live_where_another_instant_is_the_highest(folder: Path) -> None
     assert states == pytest.approx(8030261248 / 8 * 4 * 2, rel=0.01)
 
 
+def test_a_peak_without_a_replay_is_rehearsed_whole(folder: Path) -> None:
+    """As of a save that gathers the model, where a few layers are highest in training."""
+    saves = ({**OF_THREE, "save": OF_THREE["save"]}, {**OF_SIX, "save": OF_SIX["backward"]})
+    told = all_layers(_done(3, saves[0], ""), _done(6, saves[1], ""), gpus.load("h200"), folder)
+    assert told == "with all layers the highest is save, of which there is no replay"
+
+
 def test_groups_that_layers_do_not_tell_are_rehearsed_whole(folder: Path) -> None:
     fewer, more = (
         replace(_done(n, p, ""), engine={**RAN, "optimizer_groups": None})

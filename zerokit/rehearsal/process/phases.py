@@ -374,6 +374,7 @@ class Phases:
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.has_engine:
             self.enter("other")
+            self.observed.stepped(optimizer)
             self.step_done(optimizer)
 
 
