@@ -40,6 +40,7 @@ class Trainer:
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
             base, else a copy of the weights as they are loaded. ``narrow_reference``: whether that copy is in
             16 bits.
+        compares: whether the model passes over other answers, too, without a graph.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
         older_deepspeed: whether it asks for a DeepSpeed before 0.19.3.
@@ -67,6 +68,7 @@ class Trainer:
     sequences: int = 1
     reference: bool = False
     narrow_reference: bool = False
+    compares: bool = False
     gathers: bool = True
     waits: bool = False
     older_deepspeed: bool = False
@@ -238,6 +240,24 @@ TRAINERS: Mapping[str, Trainer] = {
             "reference": "trl/trainer/dpo_trainer.py:909 and :1327, models/utils.py:246 prepare_deepspeed",
         },
     ),
+    "trl-kto": replace(
+        _PAIRS,
+        title="TRL's KTOTrainer 1.16",
+        names=("KTOTrainer",),
+        sequences=1,
+        reference=True,
+        compares=True,
+        not_counted={
+            **_TRL.not_counted,
+            "all passes but the trained one in the step time": ("full", "lora", "qlora"),
+        },
+        sources={
+            **_TRL.sources,
+            "loss": "trl/trainer/kto_trainer.py:1397, fused_lm_head, and kernels/chunked_logprob.py",
+            "disables_dropout": "trl/trainer/kto_config.py, disable_dropout: True",
+            "reference": "trl/trainer/kto_trainer.py:938 and :1436, and :1365 for answers to compare with",
+        },
+    ),
     "trl-reward": replace(
         _PAIRS,
         title="TRL's RewardTrainer 1.16",
@@ -289,6 +309,7 @@ TRAINERS: Mapping[str, Trainer] = {
         title="LLaMA-Factory 0.9.5's KTO",
         loss="kto",
         sequences=1,
+        compares=True,
         not_counted={"all passes but the trained one in the step time": ("full", "lora", "qlora")},
         sources={**_FACTORYS_DPO.sources, "loss": "llamafactory/train/kto/trainer.py:170 and :192"},
     ),

@@ -298,7 +298,7 @@ def estimate_traced(
     copy = "narrow copy" if job.defaults.narrow_reference else "copy"
     reference = (copy if job.method == "full" else "base") if job.defaults.reference else ""
     stay = recomputed_weights.stay(job, strategy)
-    kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups)
+    kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups, job.defaults.compares)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
     checkpointed = _checkpointed(profile, job, strategy, usable)

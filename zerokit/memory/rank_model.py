@@ -51,6 +51,8 @@ class RankModel:
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
             beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,
             or none.
+        passes_again: whether the model that is trained runs without a graph between its forward and its
+            backward: as its own reference, or over other answers.
         untied: the embedding of a trace whose head is tied to it, where the loss's own head is not.
     """
 
@@ -67,17 +69,12 @@ class RankModel:
     keeps_recomputed: bool = False
     optimizer_groups: tuple[str, ...] = ()
     untied: str = ""
+    passes_again: bool = False
 
     @property
     def has_copy(self) -> bool:
         """Whether the reference model has weights of its own."""
         return self.reference.endswith("copy")
-
-    @property
-    def passes_again(self) -> bool:
-        """Whether the model that is trained runs without a graph between its forward and its backward: as its
-        own reference, or for KTO's other answers."""
-        return self.reference == "base" or self.loss == "kto"
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:
@@ -292,6 +289,7 @@ def rank_model(
     reference: str = "",
     keeps_recomputed: bool = False,
     optimizer_groups: tuple[str, ...] = (),
+    compares: bool = False,
 ) -> RankModel:
     """What one rank holds under a variant; cached, so that a search pays once.
 
@@ -307,6 +305,7 @@ def rank_model(
         cublas_bytes=cublas_bytes, loads_on_gpu=variant.quantized or variant.quantization != "none",
         kbit_prepared=kbit_prepared and variant.precision == "16", reference=reference,
         keeps_recomputed=keeps_recomputed, optimizer_groups=optimizer_groups,
+        passes_again=compares or reference == "base",
     )  # fmt: skip
 
 

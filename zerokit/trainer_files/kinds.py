@@ -398,7 +398,7 @@ def _swift(says: Says) -> None:
     take_constants(says, "bnb_4bit_use_double_quant", nested=True)
 
 
-_TRL_TRAINERS = {"sft": "trl", "dpo": "trl-dpo", "reward": "trl-reward"}
+_TRL_TRAINERS = {"sft": "trl", "dpo": "trl-dpo", "kto": "trl-kto", "reward": "trl-reward"}
 
 
 def _trl_stages(says: Says) -> tuple[str, ...]:
@@ -421,6 +421,7 @@ def _trl(says: Says) -> None:
         says.refuse(key, f"TRL's {stage} trainer")
     says.options["trainer"] = _TRL_TRAINERS.get(stage, "trl")
     says("beta"), says("max_prompt_length")  # within max_length, which counts
+    says("lora_task_type")  # of rewards it copies a head of one output (peft, ModulesToSaveWrapper)
     if says.is_on("use_peft"):
         _take_adapters(says, "use_peft")
         if says("lora_target_modules"):

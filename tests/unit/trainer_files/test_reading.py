@@ -208,6 +208,8 @@ def test_what_axolotl_trains_in_fp32_beside_sdpa_is_named() -> None:
 def test_preferences_of_trl_are_told_by_their_arguments() -> None:
     file = read_trainer_file(written(HANDBOOK + "beta: 0.01\nuse_liger_kernel: false\nloss_type: sigmoid\n"))
     assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))
+    file = read_trainer_file(written(HANDBOOK + "beta: 0.1\ndesirable_weight: 1.0\n"))
+    assert (file.options["trainer"], file.command) == ("trl-kto", ("trl", "kto", "--config", "job.yml"))
 
 
 def test_an_evaluation_is_taken_and_of_preferences_a_larger_one_is_named() -> None:

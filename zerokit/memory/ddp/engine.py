@@ -159,7 +159,7 @@ class _Replay:
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
-_LOSSES = ("standard", "chunked", "logprobs", "kto", "value")
+_LOSSES = ("standard", "chunked", "logprobs", "kto", "value", "score")
 
 
 class Ddp(Engine[DdpSettings]):
