@@ -221,6 +221,12 @@ REMEDIES = (
         told="first",
     ),
     Remedy(
+        title="⟨eval_batch⟩ 1",
+        needs="evaluates with one sequence at a time (per_device_eval_batch_size)",
+        where=lambda request: (request.job.eval_batch or 1) > 1,
+        made=lambda request: _of_job(request, eval_batch=1),
+    ),
+    Remedy(
         title="⟨vision_tower⟩ frozen",
         needs="trains the language model alone",
         where=lambda request: request.job.method == "full" and request.job.images is not None,

@@ -9,6 +9,7 @@ import pytest
 
 import zerokit
 from benchmarks.levers import JOBS, unnamed_gains
+from zerokit.errors import NothingFits
 
 
 @pytest.mark.parametrize("job", [{"model": "llama-3.1-8b", "gpus": 4, "gpu": "h100-sxm-80gb"}], ids=str)
@@ -49,3 +50,18 @@ def test_a_second_copy_of_the_weights_is_kept_where_the_network_is_slow() -> Non
 def test_an_fp32_job_names_bf16() -> None:
     plan = zerokit.plan(model="qwen2.5-3b", gpus=2, gpu="h100-sxm-80gb", precision="fp32")
     assert any("--precision bf16" in line for line in plan.to_dict()["faster_with"])
+
+
+def test_an_evaluation_that_alone_does_not_fit_is_named() -> None:
+    job: dict[str, Any] = {
+        "model": "llama-3.2-1b",
+        "method": "lora",
+        "gpus": 1,
+        "gpu": "h200",
+        "vram": "24GiB",
+    }
+    assert zerokit.plan(**job)
+    with pytest.raises(NothingFits) as stopped:
+        zerokit.plan(**job, eval_batch=32)
+    assert "eval_batch 1" in str(stopped.value)
+    assert zerokit.plan(**job, eval_batch=1)
