@@ -88,8 +88,9 @@ def take_trainer_arguments(says: Says) -> None:
     """Take precision, checkpointing, engine and evaluation."""
     take_evaluation(
         says, "per_device_train_batch_size", "per_device_eval_batch_size", "eval_strategy", "do_eval",
-        "val_size", "split_dataset_ratio", "val_dataset", "eval_dataset",
+        "split_dataset_ratio", "val_dataset",
     )  # fmt: skip
+    says("val_size"), says("eval_dataset")  # rows of LLaMA-Factory's, which begin no evaluation
     take_precision(says, "bf16", "fp16")
     if "gradient_checkpointing" in says.trainer.keys:
         is_on = says.is_on("gradient_checkpointing") or says.is_on("activation_checkpointing")

@@ -218,6 +218,8 @@ def test_an_evaluation_is_taken_and_of_preferences_a_larger_one_is_named() -> No
         file = read_trainer_file(written(text + every + "4\n"))
         assert file.options["eval_batch"] == 4 and not file.not_modelled
         assert "eval_batch" not in read_trainer_file(written(text)).options
+    rows = read_trainer_file(written(LLAMA_FACTORY + "val_size: 0.1\n"))
+    assert "eval_batch" not in rows.options and not rows.not_modelled
     # the Trainer's default (transformers/training_args.py)
     assert read_trainer_file(written(LLAMA_FACTORY + "eval_strategy: steps\n")).options["eval_batch"] == 8
     pairs = LLAMA_FACTORY.replace("sft", "dpo") + every
