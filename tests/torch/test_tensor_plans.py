@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import zerokit
 from tests.support.fsdp2_files import run
 from tests.support.fully_sharded import IN_PARTS, Case
 from tests.support.packages import needs
@@ -60,3 +61,17 @@ def test_the_written_file_trains_on_four_ranks_as_one_whole_model_does(tmp_path:
     seen = run(words, tmp_path)
     assert seen["parts"] == pytest.approx(seen["whole"], rel=1e-4)
     assert seen["whole"][-1] < seen["whole"][0]
+
+
+def test_divided_layers_take_collectives_and_time_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven all-reduces of activations a layer, two forward and one backward for each product that is cut by
+    columns; and 4 ms a layer for DTensors."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    job = {"model": "llama-3.2-1b", "gpu": "h200", "seq_len": 4096, "engine": "fsdp2"}
+    parts = zerokit.estimate(**job, gpus=4, tp=2).planned.candidate.time
+    plain = zerokit.estimate(**job, gpus=2).planned.candidate.time
+    reduced = 16 * 7 * 4096 * 2048 * 2 / 450e9  # bytes/s of NVLink 4, each way
+    assert reduced < parts.parts["link"] - plain.parts["link"] < 4 * reduced
+    assert parts.step_seconds > 16 * 4e-3

@@ -32,6 +32,9 @@ _ROUND_KERNELS = (21.0, 58.0)
 """What the host takes for a round of ring attention, forward and backward, in kernels: 1.2 and 3.2 ms a layer
 more on two H200s than without (torch 2.11, tensor/experimental/_context_parallel/_attention.py); with more
 ranks it was not measured."""
+_PART_KERNELS = (8.0, 14.0)
+"""What the host takes for the DTensors of a product that ranks divide, forward and backward, in kernels: 1.4
+and 2.6 ms more a layer of seven in rehearsals of Llama-3.2-1B and Llama-3.1-8B; it was not measured."""
 _ROUND_BYTES = (16.0, 5.0, 10.0)
 """Of HBM traffic in a round for each byte of the queries, forward and backward, and for each of keys and
 values, backward: sums in fp32 (the same functions)."""
@@ -68,8 +71,12 @@ class Fsdp2Step(EngineStep):
         c, again = self._constants, self._gathers(fsdp2(strategy.settings)) - 1.0
         gather = c.fsdp2_gather_seconds + c.fsdp2_tensor_seconds * self._spread.tensors_of_a_layer
         rounds = strategy.sequence_parallel if strategy.sequence_parallel > 1 else 0
+        divided = 6 + self._shape.gated if strategy.is_loaded_in_parts else 0
         kernel = c.launch_seconds / c.launch_kernels if c.launch_kernels else 0.0
-        forward, backward = (rounds * kernels * kernel for kernels in _ROUND_KERNELS)
+        forward, backward = (
+            (rounds * ring + divided * parts) * kernel
+            for ring, parts in zip(_ROUND_KERNELS, _PART_KERNELS, strict=True)
+        )
         return (
             c.fsdp2_hook_seconds + gather + forward,
             c.fsdp2_hook_seconds + again * gather + backward,
