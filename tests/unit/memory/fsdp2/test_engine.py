@@ -21,8 +21,6 @@ from zerokit.memory.rank_model import rank_model
 from zerokit.units import GIB
 
 WITHIN = 2e-4
-WITHIN_SHARED = 1e-3
-"""Of ranks that share a sequence: statistics of each layer that stay under checkpointing are not counted."""
 _DIVIDED_AND_KEPT = {"reshard_after_forward": False}
 BY_TRL: dict[tuple[str, int, int, str, int], tuple[dict[str, bool], tuple[int, int, int, int]]] = {
     ("llama-3.2-1b", 2, 1, "full", 0):
@@ -53,9 +51,9 @@ def estimate(case: Case) -> RankEstimate:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_peaks_are_those_of_the_library(case: Case) -> None:
-    found, within = estimate(case), WITHIN_SHARED if "--cp" in case.options else WITHIN
-    assert [found.phases[phase] for phase in PHASES] == pytest.approx(CASES[case], rel=within)
-    assert found.peak_allocated_bytes == pytest.approx(max(CASES[case]), rel=within)
+    found = estimate(case)
+    assert [found.phases[phase] for phase in PHASES] == pytest.approx(CASES[case], rel=WITHIN)
+    assert found.peak_allocated_bytes == pytest.approx(max(CASES[case]), rel=WITHIN)
 
 
 @pytest.mark.parametrize("case", BY_TRL, ids=str)
