@@ -102,16 +102,14 @@ def written_config(folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "peak_bytes", "within"),
+    ("options", "peak_bytes"),
     [
-        ({"trainer": "transformers", "method": "lora", "eval_batch": 8}, 27_948_417_024, 1e-4),
-        ({"trainer": "transformers", "load_dtype": "bf16", "eval_batch": 16}, 61_574_126_592, 1e-4),
-        ({"trainer": "trl", "method": "lora", "eval_batch": 16}, 17_222_028_800, 0.025),
+        ({"trainer": "transformers", "method": "lora", "eval_batch": 8}, 27_948_417_024),
+        ({"trainer": "transformers", "load_dtype": "bf16", "eval_batch": 16}, 61_574_126_592),
+        ({"trainer": "trl", "method": "lora", "eval_batch": 16}, 17_222_028_800),
     ],
 )
-def test_an_evaluation_takes_what_an_h200_measured(
-    options: dict[str, Any], peak_bytes: int, within: float
-) -> None:
+def test_an_evaluation_takes_what_an_h200_measured(options: dict[str, Any], peak_bytes: int) -> None:
     """Of whole runs of a Trainer and of TRL's sft.py, Llama-3.2-3B, 2,048 tokens (torch 2.11, Transformers
     5.17); their rehearsals are equal to the byte."""
     adapters = {"lora_dropout": 0.05} if options.get("method") else {}
@@ -121,4 +119,4 @@ def test_an_evaluation_takes_what_an_h200_measured(
     )  # fmt: skip
     (rank,) = found.to_dict()["per_rank"]
     assert rank["peak_phase"] == "eval"
-    assert rank["peak_allocated_bytes"] == pytest.approx(peak_bytes, rel=within)
+    assert rank["peak_allocated_bytes"] == pytest.approx(peak_bytes, rel=WITHIN)

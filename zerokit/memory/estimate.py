@@ -158,7 +158,9 @@ def _without_graph(
         kept = 0.0 if start is None else level - start
         if with_adapters and size is not None:
             layers += run.jump
-            kept, cast = min(kept, layers * size.hidden_bytes), max(0.0, kept - layers * size.hidden_bytes)
+            inputs, cast = layers * size.hidden_bytes, max(0.0, kept - layers * size.hidden_bytes)
+            # the embedding's output, the first one's, is a local of the model's forward
+            kept = min(kept, inputs) - (size.hidden_bytes if layers and run.stack else 0)
             layers += bool(run.stack)
         peaks += [peak - kept for peak in highest[first:stop]]
     marks = head_marks(replace(model, trace=checkpointed))
