@@ -7,7 +7,6 @@ sample trains on two CPU ranks.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -200,7 +199,7 @@ def test_sweep_trains_two_cpu_ranks(stage: int, variant: str, tmp_path: Path) ->
     config.write_text(json.dumps(deepspeed_config(strategy, JOB, variant=variant)))
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(COMMON) + SCRIPTS[variant])
-    more = trainer_arguments(dataclasses.replace(strategy)) if variant == "trainer" else []
+    more = trainer_arguments(strategy, JOB) if variant == "trainer" else []
     environment = {
         **os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
     }  # fmt: skip

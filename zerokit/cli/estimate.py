@@ -130,7 +130,7 @@ def _launch_with(file: str, result: Estimate) -> NextCommand:
     from zerokit.script.file_mismatches import added_arguments, decided_by, of_trainer
 
     strategy, cluster = result.planned.strategy, result.planned.cluster
-    arguments = trainer_arguments(strategy, result.planned.job.loss)
+    arguments = trainer_arguments(strategy, result.planned.job)
     words = (*arguments, *added_arguments(of_trainer(None, result.file_config or {})))  # name, value, …
     pairs = dict(zip(words[::2], words[1::2], strict=True))
     decided = decided_by(result.file_config or {})

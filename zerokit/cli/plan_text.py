@@ -356,8 +356,8 @@ def _rehearsal_words(result: PlanResult, rehearsal: RehearsalRecord) -> str:
 def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequence[str] | None) -> list[str]:
     if result.to_fix:
         return paragraph(answer.fix_first(result.to_fix))
+    launched = emitter_of(result.chosen.strategy).launched or result.trainer_file is not None
     if folder is None:
-        launched = emitter_of(result.chosen.strategy).launched or result.trainer_file is not None
         takes = "zerokit" if launched else "accelerate"
         return paragraph(f"without --dry-run, `plan` writes the files that `{takes} launch` takes")
     words = script or result.launched_words
@@ -366,9 +366,8 @@ def _next(result: PlanResult, folder: str | None, explain: bool, script: Sequenc
     added: Sequence[str] = ()
     if script:
         added, heading_text = result.added_arguments, "which adds (--no-arguments adds nothing):"
-    elif explain and not result.job.inference and result.chosen.pipeline_parallel == 1:
-        strategy = result.chosen.strategy
-        added = trainer_arguments(strategy, result.job.loss)
+    elif explain and launched and not result.job.inference and result.chosen.pipeline_parallel == 1:
+        added = trainer_arguments(result.chosen.strategy, result.job)
         heading_text = "which gives a Hugging Face Trainer script:"
     if added:
         lines.append(f"  {heading_text}")

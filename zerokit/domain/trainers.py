@@ -47,6 +47,7 @@ class Trainer:
         looks_for_unused: whether DistributedDataParallel looks for adapters without a gradient.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
         packages: whose scripts are this trainer's; ``names``: which its scripts use.
+        unchecked: its argument that turns checkpointing off, where its default is to checkpoint.
         arguments: how it is asked for adapters, on ``all`` linear modules or on those ``named``, for weights
             in 4 bits (``packed``) and double quantisation (``nested``); empty: in Python.
         separator: between arguments.
@@ -75,6 +76,7 @@ class Trainer:
     looks_for_unused: bool = True
     packages: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    unchecked: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
     separator: str = ", "
     not_counted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -127,6 +129,7 @@ _TRL = Trainer(
     title="TRL's SFTTrainer 1.16",
     loss="chunked",
     checkpointing="full",
+    unchecked="--gradient_checkpointing False",
     double_quant=False,
     narrow_adapters=True,
     loads_wide=("full", "lora"),
@@ -170,6 +173,7 @@ _LLAMA_FACTORY = Trainer(
     lora_dropout=0.0,
     reentrant=True,
     checkpointing="full",
+    unchecked="disable_gradient_checkpointing: true",
     packages=("llamafactory",),
     arguments={
         "lora": "finetuning_type: lora, lora_rank: {rank}",
@@ -327,6 +331,7 @@ TRAINERS: Mapping[str, Trainer] = {
         older_deepspeed=True,
         reentrant=True,
         checkpointing="full",
+        unchecked="--gradient_checkpointing False",
         packages=("swift",),
         arguments={
             "lora": "--tuner_type lora --lora_rank {rank}",

@@ -153,16 +153,18 @@ def deepspeed_config(strategy: Strategy, job: Job, *, variant: str = "raw") -> d
     return emit_deepspeed(strategy, job, variant=variant).config
 
 
-def trainer_arguments(strategy: Strategy, loss: str = "standard") -> list[str]:
+def trainer_arguments(strategy: Strategy, job: Job) -> list[str]:
     """Arguments that make a Hugging Face Trainer script agree with the strategy.
 
     For scripts that parse ``TrainingArguments`` from the command line.
     """
-    values = PlannedValues.of(strategy, liger_loss=loss == "liger").trainer_values()
+    planned, unchecked = PlannedValues.of(strategy, liger_loss=job.loss == "liger"), job.defaults.unchecked
+    values = planned.trainer_values()
+    off = unchecked.split() if planned.checkpointing == "none" and unchecked.startswith("--") else []
     said = {name: value for name, value in values.items() if value is not False}
     if said.get("max_grad_norm") == SETTINGS["gradient_clipping"].default:
         del said["max_grad_norm"]
-    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+    return [*(word for name, value in said.items() for word in (f"--{name}", str(value))), *off]
 
 
 def script_must(strategy: Strategy, job: Job, launched: bool) -> list[str]:

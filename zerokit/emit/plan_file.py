@@ -45,8 +45,13 @@ _OF_ENGINE: Mapping[str, Mapping[type, tuple[str, ...]]] = {
 }
 """Engine -> what a plan for it must have, too; a plan without the key is for DeepSpeed."""
 _LAUNCH = "zerokit launch --plan DIR train.py"
-_RUN_BY = {"ddp": "accelerate launch --config_file accelerate.yaml train.py"}
-"""Engine -> the command that runs a plan, where ``launch`` does not."""
+_ACCELERATE = "accelerate launch --config_file accelerate.yaml train.py"
+_NOT_READ_BACK = {
+    "ddp": "is a plan without an engine: nothing of it is divided, so nothing is read back",
+    "parts": "divides layers as Transformers loads them, of which nothing is read back: start the script "
+    "with `accelerate launch`, or rehearse it without the plan",
+}
+"""What ``launch`` does not run -> what is said of a plan for it."""
 _AT_LEAST_ONE = ("data_parallel", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "micro_batch",
                  "gradient_accumulation")  # fmt: skip
 _OPTIONAL: Mapping[type, tuple[str, ...]] = {
@@ -173,12 +178,7 @@ class PlanFile:
         """The choice as the emitters take it. Raises InputError: a value of the wrong kind in ``chosen``, or
         a plan without an engine."""
         checkpointing = self.chosen.get("activation_checkpointing", "none")
-        if self.engine == "ddp":
-            message = "is a plan without an engine: nothing of it is divided, so nothing is read back"
-            raise FileInputError(self.path, message)
-        if self.engine == "fsdp2" and self.chosen.get("tensor_parallel", 1) > 1:
-            message = "divides layers as Transformers loads them, of which nothing is read back: start the "
-            message += "script with `accelerate launch`, or rehearse it without the plan"
+        if (message := _not_read_back(self.chosen)) is not None:
             raise FileInputError(self.path, message)
         if self.engine == "fsdp2":
             return Strategy(settings=self._fsdp2(), checkpointing=checkpointing, **degrees(self.chosen))
@@ -212,6 +212,13 @@ class PlanFile:
         )
 
 
+def _not_read_back(chosen: Mapping[str, Any]) -> str | None:
+    """Why a choice is no strategy of ``launch``; None: it is one."""
+    engine = str(chosen.get("engine"))
+    in_parts = engine == "fsdp2" and chosen.get("tensor_parallel", 1) > 1
+    return _NOT_READ_BACK.get("parts" if in_parts else engine)
+
+
 def write(
     folder: str | pathlib.Path,
     request: Mapping[str, Any],
@@ -238,9 +245,10 @@ def write(
         "reasons": dict(reasons or {}),
         "files": {kind: str(name) for kind, name in (files or {}).items()},
     }
+    run = _LAUNCH if _not_read_back(chosen) is None else _ACCELERATE
     text = dump_yaml(
         body,
-        header=f"A plan of zerokit. Run it:     {_RUN_BY.get(str(chosen.get('engine')), _LAUNCH)}\n"
+        header=f"A plan of zerokit. Run it:     {run}\n"
         "Plan again from the request: zerokit plan --recipe plan.yaml",
     )
     try:

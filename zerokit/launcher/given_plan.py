@@ -52,6 +52,8 @@ def read_plan_file(
         try:
             plan = plan_file.read(folder, run_dir)
             if plan.engine not in engines:
+                if plan.engine == "fsdp2":
+                    plan.strategy()  # refuses what no command takes
                 raise FileInputError(plan.path, _OF_ANOTHER_ENGINE[plan.engine])
             return plan
         except NotAPlan as error:

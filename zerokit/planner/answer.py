@@ -14,7 +14,7 @@ from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import LOSS_OF_SCRIPT, Job
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
-from zerokit.emit.deepspeed import optimizer_params
+from zerokit.emit.deepspeed import optimizer_params, trainer_arguments
 from zerokit.emit.files import ACCELERATE_NAME, emitter_of
 from zerokit.memory.quantised_load import loads_whole
 from zerokit.notes import Note
@@ -157,7 +157,13 @@ def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tupl
         todo.append("move activations to the host: TRL's activation_offloading=True does")
     if strategy.recomputed(job.attention) == "selective":
         todo.append("checkpoint: zerokit.selective_checkpointing(model)")
-    todo += emitter_of(strategy).script_must(strategy, job, with_plan)
+    emitter = emitter_of(strategy)
+    if not (emitter.launched or job.inference):
+        batch = shlex.join(trainer_arguments(strategy, job)[:4])
+        todo.append(f"set the batch (a Trainer: {batch})")
+        if strategy.checkpointing == "none" and row.unchecked:
+            todo.append(f"leave checkpointing off ({row.title}: {row.unchecked})")
+    todo += emitter.script_must(strategy, job, with_plan)
     return tuple(todo)
 
 

@@ -386,6 +386,6 @@ def write_plan(
         reasons=emitted.reasons,
         files=files,
         cluster={"nodes": cluster.nodes, "gpu": cluster.gpu.name},
-        trainer_arguments=() if job.inference else trainer_arguments(strategy, job.loss),
+        trainer_arguments=() if job.inference else trainer_arguments(strategy, job),
     )
     return {kind: str(folder / name) for kind, name in files.items()}

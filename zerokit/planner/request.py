@@ -59,6 +59,12 @@ def loss_of(options: Mapping[str, Any]) -> str:
     return choice(options, "loss") or "standard"
 
 
+def _loss_of(job: Job) -> str:
+    """Name the loss, and who chose it where that may not have been the user."""
+    whose = f", that of {job.defaults.title}" if job.loss == job.defaults.loss else ""
+    return f"⟨loss⟩ {job.loss}{whose}"
+
+
 def refuse_strategy(job: Job, strategy: Strategy) -> None:
     """Refuse what only the strategy shows. Raises InputError: names the loss, and what it is not modelled
     with."""
@@ -70,9 +76,9 @@ def refuse_strategy(job: Job, strategy: Strategy) -> None:
     if strategy.engine == "deepspeed":
         refuse_mixed_dtypes(job, settings.zero_stage)
     if strategy.tensor_parallel > 1:
-        raise InputError(f"⟨loss⟩ {job.loss}: not modelled with tensor parallelism; {_REHEARSE}")
+        raise InputError(f"{_loss_of(job)}: not modelled with tensor parallelism; {_REHEARSE}")
     if settings.autocasts and strategy.engine == "deepspeed":
-        raise InputError(f"⟨loss⟩ {job.loss}: not modelled with torch_autocast; {_REHEARSE}")
+        raise InputError(f"{_loss_of(job)}: not modelled with torch_autocast; {_REHEARSE}")
 
 
 @frozen_dataclass
@@ -105,7 +111,7 @@ def _refuse_unmodelled(
             f"{gpu.name} is not; use sdpa"
         )
     if (with_what := unmodelled_with_loss(job, shape, machine.cluster, pins)) is not None:
-        raise InputError(f"⟨loss⟩ {job.loss}: not modelled with {with_what}; {_REHEARSE}")
+        raise InputError(f"{_loss_of(job)}: not modelled with {with_what}; {_REHEARSE}")
     if not job.offload_activations:
         return
     names = ("tp", "pp", "sp", "cp", "pipeline_module", "images")

@@ -11,6 +11,7 @@ import pytest
 
 import zerokit
 from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS
+from zerokit.domain.job import Job
 from zerokit.emit import plan_file
 from zerokit.emit.deepspeed import trainer_arguments
 from zerokit.errors import InputError
@@ -83,7 +84,7 @@ def test_a_plan_leaves_the_optimizer_to_the_script_and_names_it_to_a_trainer(tmp
     plan = zerokit.plan(**ASKED | {"optimizer": "adamw_bnb_8bit"}, out=tmp_path)
     config = json.loads((tmp_path / "ds_config.json").read_text())
     assert "optimizer" not in config and config["zero_allow_untested_optimizer"] is True
-    arguments = trainer_arguments(plan.chosen.strategy)
+    arguments = trainer_arguments(plan.chosen.strategy, Job())
     assert arguments[arguments.index("--optim") + 1] == "adamw_bnb_8bit"
     read = plan_file.read(tmp_path)
     assert read.strategy() == plan.chosen.strategy and list(read.trainer_arguments) == arguments

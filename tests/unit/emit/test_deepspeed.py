@@ -96,18 +96,20 @@ def test_trainer_arguments_name_what_the_trainer_must_be_told() -> None:
         data_parallel=2,
         checkpointing="full",
     )
-    arguments = trainer_arguments(strategy)
+    arguments = trainer_arguments(strategy, JOB)
     pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert pairs["--per_device_train_batch_size"] == "2"
     assert pairs["--gradient_accumulation_steps"] == "8"
     assert pairs["--bf16"] == "True" and pairs["--gradient_checkpointing"] == "True"
-    assert trainer_arguments(strategy, "liger") == [*arguments, "--use_liger_kernel", "True"]
+    unchecked = trainer_arguments(dataclasses.replace(strategy, checkpointing="none"), Job(trainer="trl"))
+    assert unchecked[-2:] == ["--gradient_checkpointing", "False"]  # SFTConfig's own is True
+    assert trainer_arguments(strategy, Job(loss="liger")) == [*arguments, "--use_liger_kernel", "True"]
 
 
 @pytest.mark.parametrize(("clipping", "arguments"), [(1.0, []), (0.5, ["--max_grad_norm", "0.5"])])
 def test_a_trainer_is_told_of_clipping_that_is_not_its_default(clipping: float, arguments: list[str]) -> None:
     settings = DeepSpeedSettings(precision="fp32", gradient_clipping=clipping)
-    told = trainer_arguments(Strategy(settings=settings, data_parallel=2))
+    told = trainer_arguments(Strategy(settings=settings, data_parallel=2), JOB)
     assert told[4:] == arguments
 
 

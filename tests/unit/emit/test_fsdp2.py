@@ -145,7 +145,7 @@ def test_what_is_loaded_in_parts_has_the_file_that_loads_it() -> None:
     said = yaml.safe_load(texts["accelerate.yaml"])
     assert (said["distributed_type"], said["num_processes"]) == ("MULTI_GPU", 16)
     assert "dtype=torch.float32, distributed_config=" in fsdp2.script_must(parts, JOB)[0]
-    arguments = trainer_arguments(parts)
+    arguments = trainer_arguments(parts, JOB)
     assert "--gradient_checkpointing" in arguments and not {"--bf16", "--fsdp"} & {*arguments}
 
 
@@ -153,7 +153,7 @@ def test_the_trainer_checkpoints_by_its_fsdp_config() -> None:
     """transformers 5.23, training_args.py:2795: checkpointing of its own gathers weights twice."""
     strategy = Strategy(settings=MIXED, data_parallel=4, checkpointing="full")
     assert fsdp2.trainer_config(strategy)["activation_checkpointing"] is True
-    arguments = trainer_arguments(strategy)
+    arguments = trainer_arguments(strategy, JOB)
     assert "--gradient_checkpointing" not in arguments and "--bf16" in arguments
 
 

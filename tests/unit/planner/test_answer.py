@@ -140,6 +140,19 @@ def test_a_trainers_own_arguments_ask_for_the_adapters(
     assert asked in " ".join(out.split())
 
 
+def test_what_no_launch_adds_is_the_scripts_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL checkpoints by default (1.16, trainer/base_config.py:62), a Trainer's batch is 8."""
+    _, out, _ = call(
+        capsys, "plan", "--model", "qwen2.5-1.5b", "--gpus", "1", "--gpu", "h200", "--engine", "ddp",
+        "--micro-batch", "2", "--global-batch", "8", "--checkpointing", "none", "--trainer", "trl",
+    )  # fmt: skip
+    said = " ".join(out.split())
+    assert "(a Trainer: --per_device_train_batch_size 2 --gradient_accumulation_steps 4)" in said
+    assert "(TRL's SFTTrainer 1.16: --gradient_checkpointing False)" in said
+    head = Path("zerokit-plan/plan.yaml").read_text().splitlines()[0]
+    assert head.endswith("accelerate launch --config_file accelerate.yaml train.py")
+
+
 def test_a_launch_says_before_the_run_what_the_scripts_trainer_does_otherwise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
