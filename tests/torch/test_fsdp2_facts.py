@@ -12,14 +12,16 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor, Shard  # noqa: E402
 
 from zerokit.instrument.engine_facts import (  # noqa: E402
     DividedModels,
     EngineFacts,
     record_divided,
 )
+from zerokit.rehearsal.process.phases import peers  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,3 +88,12 @@ def test_the_optimizer_that_steps_a_divided_model_is_told(options: dict[str, Any
     observed.stepped(torch.optim.AdamW(model.parameters(), **options))
     told = observed.news()
     assert told is not None and (told["optimizer"], told["fused"]) == ("AdamW", fused)
+
+
+def test_ranks_that_divide_layers_are_those_of_their_mesh() -> None:
+    mesh = DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    assert peers(model) == 1
+    half = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], run_check=False)
+    model[0].weight = torch.nn.Parameter(half)
+    assert peers(model) == 2

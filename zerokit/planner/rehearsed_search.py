@@ -33,7 +33,8 @@ FOR_CHECKPOINTING = "to learn what checkpointing changes"
 OF_ALL_LAYERS = "with all layers"
 _CLEAR_OF_THE_CARD = 0.9
 """Up to this share of the card's memory a plan stands that was rehearsed with few layers: the smallest card
-depends on how blocks lie among each other, which is up to 1 % otherwise with all of them."""
+depends on how blocks lie among each other, which is up to 10 % otherwise with all of them (ZeRO-1 with
+accumulation; under ZeRO-3 1 %)."""
 _ALIKE = 0.005
 """By how much, as a share, the peak of all layers may differ from what a few of them told."""
 _OF_PROBES = (FOR_A_BATCH, FOR_EACH_SEQUENCE, FOR_CHECKPOINTING)

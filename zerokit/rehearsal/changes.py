@@ -74,6 +74,7 @@ def changes(
     if not rank.peak_allocated_bytes:
         return ()
     deepspeed = None if fully_sharded else engine
+    gpus //= (deepspeed or {}).get("tensor_parallel") or 1
     options = [
         *_of_phase(rank),
         *_of_activations(

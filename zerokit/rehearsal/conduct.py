@@ -396,7 +396,7 @@ def _result(
         config_files=tuple(script.config_title(path) for path in report.get("config_files", ())),
         changes=changes(
             rank,
-            script.ranks,
+            script.ranks // report.get("peers", 1),
             report.get("engine"),
             fully_sharded=bool(report.get("fully_sharded")),
             batch_rows=report.get("batch_rows") or None,

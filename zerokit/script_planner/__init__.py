@@ -45,6 +45,7 @@ def plan_script(
     from dataclasses import replace
 
     from zerokit.domain.planning_again import TOLD_BY_SCRIPT
+    from zerokit.errors import InputError
     from zerokit.planner.memory_source import silent
     from zerokit.planner.plan_result import check_folder
     from zerokit.planner.recipes import merged, named_in_refusals
@@ -57,6 +58,11 @@ def plan_script(
         check_folder(Path(out))
     requested = merged(recipe, options, overrides, for_script=True) if recipe is not None else options
     refuse_other_engines(requested, DIVIDING, "with a script one engine is planned: deepspeed or fsdp2")
+    if requested.get("engine") == "fsdp2" and requested.get("tp") not in (None, 1, "1"):
+        raise InputError(
+            f"⟨tp⟩ {requested['tp']}: under FSDP2 a plan's files do not reach a script that Transformers "
+            "divides; leave it out, or plan without the script and name its ⟨model⟩"
+        )
     told = {f"{name.replace('-', '_')}=" for name in TOLD_BY_SCRIPT}
     left_to_script = tuple(text for text in overrides if text.strip().replace("-", "_") in told)
     with named_in_refusals(options, requested), Zygote(target) as zygote:

@@ -37,6 +37,14 @@ def told(
     return {change.what: change.saves_bytes / GIB for change in changes(found, gpus, engine, **more)}
 
 
+def test_tensor_parallel_ranks_hold_no_copies_to_divide() -> None:
+    states = rank(optimizer_states=8, activations=1)
+    engine = {"zero_stage": 0, "gradient_checkpointing": True, "micro_batch": 1}
+    words = "ZeRO-1: optimizer states and fp32 weights divided over 4 GPUs"
+    assert told(states, 8, {**engine, "tensor_parallel": 2})[words] == 6
+    assert not [what for what in told(states, 2, {**engine, "tensor_parallel": 2}) if "ZeRO-" in what]
+
+
 def test_activations_shrink_with_the_batch_or_are_recomputed() -> None:
     held = rank(activations=20, model=4)
     engine = {"zero_stage": 2, "micro_batch": 4, "gradient_checkpointing": False}

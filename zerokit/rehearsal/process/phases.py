@@ -70,6 +70,12 @@ def is_fully_sharded(module: Any) -> bool:
     return any(base.__module__.startswith("torch.distributed.fsdp") for base in type(module).__mro__)
 
 
+def peers(module: Any) -> int:
+    """Ranks that divide its layers: of the largest mesh of its DTensors; 1: it has none."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in module.parameters())
+    return max((mesh.size() for mesh in meshes if mesh is not None), default=1)
+
+
 def unwrapped(module: Any) -> tuple[list[str], float]:
     """Classes of layers that are no FSDP units of their own, so that one unit holds several of them; and the
     largest share of all elements that is gathered at once where each is one."""
@@ -118,7 +124,8 @@ class Phases:
         lengths: tokens of a row in the shortest and the longest of these batches; None: no tokens were fed.
         engines: DeepSpeed's, so far; ``observed``: what the one that trains runs with, and ``model`` which
             model it trains. ``engine_config``: of its engine; ``depth``: with how many of its layers.
-        fully_sharded: whether PyTorch's FSDP shards the model that is trained.
+        fully_sharded: whether PyTorch's FSDP shards the model that is trained. ``peers``: ranks that divide
+            its layers without it.
         checkpointing: whether layers of the model that is trained recompute, without an engine; None: not
             known.
     """
@@ -135,7 +142,7 @@ class Phases:
         self.engines = 0
         self.config_files: set[str] = set()
         self.data_parallel = False
-        self.fully_sharded = False
+        self.fully_sharded, self.peers = False, 1
         self.unwrapped: tuple[list[str], float] = ([], 1.0)
         self.checkpointing: bool | None = None
         self.observed = engine_facts.EngineFacts()
@@ -343,7 +350,9 @@ class Phases:
             if is_new:
                 self.find_weights(module)
                 self.depth.trained(module)
-                if not self.fully_sharded and is_fully_sharded(module):
+                if not is_fully_sharded(module):
+                    self.peers = max(self.peers, peers(module))
+                elif not self.fully_sharded:
                     self.fully_sharded, self.unwrapped = True, unwrapped(module)
                     self.model = describe(module)
                     self.depth.see(module)

@@ -57,6 +57,7 @@ def describe(machine: Machine, phases: Phases, stopped: dict[str, str] | None) -
         "config_files": sorted(phases.config_files),
         "data_parallel": phases.data_parallel,
         "fully_sharded": phases.fully_sharded,
+        "peers": phases.peers,
         "unwrapped": phases.unwrapped,
         "freed": freed(ledger),
         "gradient_checkpointing": phases.checkpointing,
