@@ -4,8 +4,7 @@
     python -m benchmarks.accuracy_page --check    # 1 when the page is not what it would write
 
 Needs the ``train`` extra with the Transformers that the runs were made with (``pip install
-transformers==5.17.0``): each run's model is traced as it was. The peers are the installed DeepSpeed's and
-accelerate's own functions. The words are in accuracy.md.j2.
+transformers==5.17.0``): each run's model is traced as it was. The words are in accuracy.md.j2.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 import jinja2
 
-from benchmarks import accuracy, autotuner, peers, plots, step_time
+from benchmarks import accuracy, autotuner, plots, step_time
 from benchmarks.accuracy_runs import (
     DATA,
     ROOT,
@@ -102,20 +101,6 @@ def summary(found: Sequence[Run]) -> list[str]:
     return lines
 
 
-def against_peers(found: Sequence[Run]) -> list[str]:
-    """zerokit and the others over the same runs."""
-    lines = _head("says", "runs", "median error", "95th percentile", "worst", "too low", "off by over 10 %")
-    rows = [("**zerokit**", [run.error for run in found])]
-    for key, title in peers.NAMES.items():
-        said = [(run.peers[key], run.measured) for run in found]
-        rows.append((title, [accuracy.error((value, real)) for value, real in said if value is not None]))
-    for title, errors in rows:
-        low = sum(error < -0.001 for error in errors) / len(errors)
-        far = sum(abs(error) > 0.1 for error in errors) / len(errors)
-        lines.append(_row(title, len(errors), *spread(errors), f"{low:.0%}", f"{far:.0%}"))
-    return lines
-
-
 def phases(found: Sequence[Run]) -> list[str]:
     """The other quantities that the runs show."""
     lines = _head("quantity", "figures", "median", "95th percentile", "worst")
@@ -124,20 +109,18 @@ def phases(found: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _gib(value: int | None) -> str:
-    return "-" if value is None else f"{value / GIB:.2f}"
+def _gib(value: int) -> str:
+    return f"{value / GIB:.2f}"
 
 
 def all_runs(found: Sequence[Run]) -> str:
     """Every run as CSV."""
     file = io.StringIO()
     lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(("run", "status", "GPUs", "measured", "zerokit", "error", "DeepSpeed", "accelerate",
-                    "ZeRO paper", "18 bytes"))  # fmt: skip
+    lines.writerow(("run", "status", "GPUs", "measured", "zerokit", "error"))
     for run in found:
         own = (_gib(run.measured), _gib(run.predicted), f"{run.error:+.2%}")
-        others = (_gib(run.peers[key]) for key in peers.NAMES)
-        lines.writerow((run.name, run.status, run.row["world_size"], *own, *others))
+        lines.writerow((run.name, run.status, run.row["world_size"], *own))
     return file.getvalue()
 
 
@@ -229,7 +212,6 @@ def write_text(found: Sequence[Run]) -> str:
         showed=f"{SHOWED_AN_ERROR:.1%}",
         versions=versions(found),
         traced_with=f"torch {version('torch')} and transformers {version('transformers')}",
-        peers="\n".join(against_peers(found)),
         phases="\n".join(phases(found)),
         worst="; ".join(f"`{run.name}` {run.error:+.2%}" for run in worst),
         fits=limits.table(fits)[0].splitlines()[-1] if (fits := _rows("fits.jsonl")) else "",
@@ -248,18 +230,10 @@ def write_text(found: Sequence[Run]) -> str:
 def drawings(found: Sequence[Run]) -> dict[str, str]:
     """File name -> SVG."""
 
-    def points(key: str) -> list[tuple[float, float]]:
-        return [(run.measured / GIB, value / GIB) for run in found if (value := run.peers[key]) is not None]
-
     def own(*statuses: str) -> list[tuple[float, float]]:
         return [(run.measured / GIB, run.predicted / GIB) for run in found if run.status in statuses]
 
     series = [
-        plots.Series(title="18 bytes a parameter", colour="#bbbbbb", points=points("rule"), size=2.5),
-        plots.Series(
-            title="accelerate estimate-memory", colour="#e0a030", points=points("accelerate"), size=2.5
-        ),
-        plots.Series(title="DeepSpeed's estimators", colour="#c0504d", points=points("deepspeed"), size=2.5),
         plots.Series(title="zerokit, seen or corrected", colour="#7fb0dd", points=own("seen", "corrected")),
         plots.Series(title="zerokit, blind", colour="#0b4f8a", points=own("blind")),
     ]

@@ -1,4 +1,4 @@
-"""The committed runs, each with what is predicted of it now, was predicted before it, and by others."""
+"""The committed runs, each with what is predicted of it now and was predicted before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accuracy, peers
+from benchmarks import accuracy
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "measure" / "data"
@@ -77,7 +77,6 @@ class Run:
     predicted: int
     measured: int
     before: tuple[int, int] | None
-    peers: Mapping[str, int | None]
 
     @property
     def error(self) -> float:
@@ -117,7 +116,7 @@ def _run(source: Source, number: int) -> Run:
     status = status_of(row, source, accuracy.error((predicted, measured)))
     return Run(
         name=row["id"], status=status, source=source.path.name, row=row, judged=judged,
-        predicted=predicted, measured=measured, before=_before(row), peers=peers.all_of(row),
+        predicted=predicted, measured=measured, before=_before(row),
     )  # fmt: skip
 
 

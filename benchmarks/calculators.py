@@ -5,16 +5,20 @@
 
 Each formula is that of the source named beside it, with the inputs that make it most exact, and is asked
 only of runs that its inputs can say. llm-analysis is run itself (0.2.2; `pip install --no-deps --target
-FOLDER llm-analysis fire termcolor`); without it its column of the CSV is kept.
+FOLDER llm-analysis fire termcolor`), and accelerate over models as `pip install --target FOLDER
+transformers==5.17.0` builds them; without these their columns of the CSV are kept.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +82,51 @@ def _in_16_bits(row: Row) -> bool:
 
 def _is_full(row: Row) -> bool:
     return bool(row["trainable_params"] == row["params"])
+
+
+def deepspeed(row: Row) -> float | None:
+    """DeepSpeed's sums for stages 2 and 3 (stage_1_and_2.py:4017, stage3.py:4016); the largest layer is the
+    embedding, or the experts that a layer holds as one."""
+    zero, config = row["deepspeed_config"].get("zero_optimization", {}), row["hf_config"]
+    if stage(row) < 2 or not _is_full(row) or row.get("quantized"):
+        return None
+    optimizer, weights = ((zero.get(f"offload_{kind}") or {}).get("device", "none") == "cpu"
+                          for kind in ("optimizer", "param"))  # fmt: skip
+    share = row["params"] / row["world_size"]
+    if stage(row) == 2:
+        return float(2 * row["params"] + (0 if optimizer else 18 * share))
+    experts = config.get("num_local_experts") or config.get("num_experts") or 0
+    ffn = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
+    hidden = config.get("n_embd") or config["hidden_size"]
+    layer = 4 * hidden * max(config["vocab_size"], 3 * ffn * experts)
+    return float(layer + (0 if optimizer and weights else (2 if optimizer else 18) * share))
+
+
+def accelerate(row: Row) -> float | None:
+    """accelerate's own answer for Adam. Raises ImportError: not with the Transformers of the runs."""
+    if row["world_size"] > 1 or not _is_full(row) or row.get("quantized"):
+        return None
+    body = _body_bytes(json.dumps(row["hf_config"], sort_keys=True))
+    from accelerate.commands.estimate import estimate_training_usage
+
+    precision = "bfloat16" if _in_16_bits(row) else "float32"  # float16 counts alike
+    return float(max(estimate_training_usage(body, precision).values()))
+
+
+@functools.cache
+def _body_bytes(config: str) -> int:
+    """Of ``AutoModel`` in fp32, as accelerate counts: with its buffers, without a head."""
+    if version("transformers") != "5.17.0":
+        raise ImportError("the runs were made with transformers 5.17.0")
+    import torch
+    import transformers
+    from accelerate import init_empty_weights
+    from accelerate.utils import calculate_maximum_sizes
+
+    values = json.loads(config)
+    read = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    with init_empty_weights():
+        return int(calculate_maximum_sizes(transformers.AutoModel.from_config(read, dtype=torch.float32))[0])
 
 
 def transformer_math(row: Row) -> float | None:
@@ -186,8 +235,7 @@ class Calculator:
     """One of the others.
 
     Attributes:
-        says: its answer in bytes; None: a run that it has no inputs for. Without it the CSV of
-            docs/accuracy.md has the answer, in ``column``.
+        says: its answer in bytes; None: a run that it has no inputs for.
         formula: what it adds up. leaves_out: what it does not claim to model, as far as its source tells.
     """
 
@@ -195,19 +243,18 @@ class Calculator:
     source: str
     formula: str
     leaves_out: str
-    says: Callable[[Row], float | None] | None = None
-    column: str = ""
+    says: Callable[[Row], float | None]
 
 
 CALCULATORS = (
     Calculator(
-        name="DeepSpeed's estimators", column="DeepSpeed",
+        name="DeepSpeed's estimators", says=deepspeed,
         source="DeepSpeed 0.19.8, `estimate_zero2_model_states_mem_needs`, `estimate_zero3_…`",
         formula="weights, gradients and Adam's states, divided by stage",
         leaves_out="activations, stages 0 and 1, adapters",
     ),
     Calculator(
-        name="`accelerate estimate-memory`", column="accelerate", source="accelerate 1.15.0",
+        name="`accelerate estimate-memory`", says=accelerate, source="accelerate 1.15.0",
         formula="weights, gradients and Adam's states of the body, by precision",
         leaves_out="activations, the head, more than one GPU, adapters",
     ),
@@ -268,15 +315,12 @@ def answers() -> list[dict[str, str]]:
         line = {"run": row["id"], "status": run["status"], "measured": _gib(max(row["peak_allocated_bytes"])),
                 "zerokit": run["error"]}  # fmt: skip
         for calculator in CALCULATORS:
-            line[calculator.name] = _answer(calculator, row, run, before.get(row["id"], {}))
+            line[calculator.name] = _answer(calculator, row, before.get(row["id"], {}))
         found.append(line)
     return found
 
 
-def _answer(calculator: Calculator, row: Row, run: Mapping[str, str], before: Mapping[str, str]) -> str:
-    if calculator.says is None:
-        claims = _is_full(row) and (calculator.column == "DeepSpeed" or row["world_size"] == 1)
-        return run[calculator.column] if claims and not row.get("quantized") else "-"
+def _answer(calculator: Calculator, row: Row, before: Mapping[str, str]) -> str:
     try:
         return _gib(calculator.says(row))
     except ImportError:

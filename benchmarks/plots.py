@@ -17,7 +17,6 @@ class Series:
     title: str
     colour: str
     points: Sequence[tuple[float, float]]
-    size: float = 3.0
 
 
 def scatter(series: Sequence[Series], *, title: str, across: str, up: str) -> str:
@@ -44,7 +43,7 @@ def scatter(series: Sequence[Series], *, title: str, across: str, up: str) -> st
         parts.append(f"<text x='{left - 6}' y='{float(y(tick)) + 4:.1f}' text-anchor='end'>{tick:g}</text>")
     parts.append(f"<path d='M{x(low)} {y(low)}L{x(high)} {y(high)}' stroke='#888' stroke-dasharray='4 3'/>")
     for one in series:
-        dots = "".join(f"<circle cx='{x(a)}' cy='{y(b)}' r='{one.size:g}'/>" for a, b in one.points)
+        dots = "".join(f"<circle cx='{x(a)}' cy='{y(b)}' r='3'/>" for a, b in one.points)
         parts.append(f"<g fill='{one.colour}' fill-opacity='0.7'>{dots}</g>")
     parts.append(
         f"<text x='{left + side / 2}' y='{top + side + 34}' text-anchor='middle'>{escape(across)}</text>"

@@ -1,4 +1,4 @@
-"""docs/accuracy.md holds every committed measurement; the peers are asked as their papers and sources say."""
+"""docs/accuracy.md holds every committed measurement."""
 
 from __future__ import annotations
 
@@ -11,33 +11,14 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import accuracy_page, accuracy_runs, peers, plots
+from benchmarks import accuracy_page, accuracy_runs, plots
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 GIB = 2**30
-LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000, "tie_word_embeddings": False,
-}  # fmt: skip
-
-
-def row(
-    stage: int, *, params: int = 7_500_000_000, gpus: int = 64, trainable: int | None = None
-) -> dict[str, Any]:
-    return {
-        "hf_config": LLAMA,
-        "head": "causal",
-        "world_size": gpus,
-        "tensor_parallel": 1,
-        "params": params,
-        "trainable_params": params if trainable is None else trainable,
-        "deepspeed_config": {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}},
-    }
 
 
 def page_rows() -> dict[str, list[str]]:
@@ -51,7 +32,7 @@ def test_every_committed_run_is_on_the_page_as_it_was_measured() -> None:
     for source in accuracy_runs.SOURCES:
         for one in accuracy_runs.rows_of(source):
             expected += 1
-            _, status, gpus, measured, predicted, error, *_ = shown[one["id"]]
+            _, status, gpus, measured, predicted, error = shown[one["id"]]
             now = float(error.rstrip("%")) / 100
             assert (status, int(gpus)) == (accuracy_runs.status_of(one, source, now), one["world_size"])
             peaks = [peak / GIB for peak in one["peak_allocated_bytes"]]
@@ -85,7 +66,7 @@ def test_a_blind_run_whose_error_was_mended_is_no_longer_called_blind(
 
 def test_the_plots_hold_every_run() -> None:
     runs = len(page_rows())
-    for name, most in (("accuracy-peaks.svg", 6 * runs), ("accuracy-groups.svg", 20 * runs)):
+    for name, most in (("accuracy-peaks.svg", 2 * runs), ("accuracy-groups.svg", 20 * runs)):
         root = ElementTree.parse(DOCS / name).getroot()
         circles = len(root.findall(".//{http://www.w3.org/2000/svg}circle"))
         assert runs <= circles <= most
@@ -104,32 +85,6 @@ def test_the_page_is_what_the_command_writes() -> None:
     command = [sys.executable, "-m", "benchmarks.accuracy_page", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(("stage", "gb"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
-def test_the_papers_sum_is_the_papers(stage: int, gb: float) -> None:
-    """ZeRO (arXiv 1910.02054), figure 1: 7.5 B parameters on 64 GPUs."""
-    assert peers.paper(row(stage)) / 1e9 == pytest.approx(gb, abs=0.06)
-
-
-def test_frozen_weights_take_two_bytes_in_the_papers_sum() -> None:
-    assert peers.paper(row(0, params=1_000, trainable=100)) == 2 * 1_000 + 14 * 100
-
-
-def test_eighteen_bytes_are_divided_by_zero_3_only() -> None:
-    assert [peers.rule(row(stage, params=1_000, gpus=2)) for stage in (0, 1, 2, 3)] == [18_000] * 3 + [9_000]
-
-
-def test_deepspeed_and_accelerate_answer_for_a_real_model() -> None:
-    pytest.importorskip("deepspeed")
-    blocks = 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 256
-    total = blocks + 2 * 1000 * 256
-    assert peers.deepspeed(row(0)) is None and peers.deepspeed(row(1)) is None
-    assert peers.deepspeed(row(2, gpus=2)) == 2 * total + 9 * total
-    assert peers.deepspeed(row(3, gpus=2)) == 4 * 1000 * 256 + 9 * total  # largest layer: the embedding
-    # the body without the head, fp32 twice for Adam's states; rotary frequencies are its buffers
-    body = blocks + 1000 * 256
-    assert peers.accelerate(row(2)) == pytest.approx(8 * body, rel=0.001)
 
 
 def test_a_plot_places_a_right_prediction_on_the_diagonal() -> None:

@@ -46,6 +46,31 @@ def test_each_formula_is_the_sum_of_its_source() -> None:
     assert calculators.hf_mem(row()) == 2000
 
 
+@pytest.mark.parametrize(
+    ("zero", "gpus", "shape", "expected"),
+    [
+        ({"stage": 2}, 4, {}, 2 * 1000 + 18 * 1000 / 4),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, 4, {}, 2 * 1000),
+        ({"stage": 3}, 4, {}, 4 * 100 * 8 + 18 * 1000 / 4),  # the embedding is gathered in fp32
+        ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, 4, {}, 4 * 100 * 8 + 2 * 1000 / 4),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+            4,
+            {},
+            3200,
+        ),
+        ({"stage": 3}, 1, {"num_local_experts": 4}, 4 * 4 * 3 * 32 * 8 + 18 * 1000),
+        ({"stage": 1}, 4, {}, None),
+    ],
+)
+def test_deepspeed_estimates_stages_2_and_3(
+    zero: dict[str, Any], gpus: int, shape: dict[str, Any], expected: float | None
+) -> None:
+    run = row(world_size=gpus, hf_config={**SHAPE, **shape}, deepspeed_config={"zero_optimization": zero})
+    assert calculators.deepspeed(run) == expected
+    assert calculators.deepspeed({**run, "trainable_params": 10}) is None
+
+
 def test_none_is_asked_what_it_has_no_inputs_for() -> None:
     adapters, two = row(trainable_params=10), row(world_size=2)
     offloaded = row(deepspeed_config={"bf16": {"enabled": True}, "zero_optimization": {
