@@ -183,7 +183,7 @@ def _host(rounds: Mapping[str, list[float]]) -> dict[str, Any]:
     """The host's speed, and the rounds of each rank."""
     every: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, rounds)
-    speed = speed_of({MODEL: [took for entry in every for took in entry[MODEL]]}, "probe")
+    speed = speed_of({MODEL: [took for entry in every for took in entry[MODEL]]})
     return {
         "host_factor": round(speed.factor, 4),
         "host_factor_range": [round(entry, 4) for entry in (speed.low, speed.high) if entry],
@@ -215,7 +215,7 @@ def work(folder: Path, steps: int, limit_seconds: float, trace: Path | None) -> 
     training = Training(case)
     torch.distributed.barrier()
     built = time.perf_counter()
-    rounds = probe_host(device(), PROBE_SECONDS, model_only=True)
+    rounds = probe_host(device(), PROBE_SECONDS)
     seconds = training.seconds(steps, limit_seconds)
     spent = [round(built - began, 1), round(time.perf_counter() - built, 1)]
     row = {

@@ -35,12 +35,10 @@ Work = tuple[Callable[[], Any], int]
 """What is done, and how often in a round."""
 
 
-def probe_host(
-    device: torch.device, seconds: float = SECONDS, *, model_only: bool = False
-) -> dict[str, list[float]]:
-    """Seconds to issue each kind of work of ``host_speed.REFERENCE_SECONDS`` once, by round; ``model_only``:
-    no other kinds, where Transformers is installed: more rounds in the same time."""
-    probe = HostProbe(device, model_only=model_only and importlib.util.find_spec("transformers") is not None)
+def probe_host(device: torch.device, seconds: float = SECONDS) -> dict[str, list[float]]:
+    """Seconds to issue the model of ``host_speed.REFERENCE_SECONDS`` once, by round; its other kinds of work
+    where Transformers is not installed."""
+    probe = HostProbe(device)
     took: dict[str, list[float]] = {name: [] for name in probe.kinds}
     began = time.perf_counter()
     rounds = 0
@@ -54,13 +52,11 @@ def probe_host(
 
 
 class HostProbe:
-    """The probe's work, ready to be timed. ``model_only``: of a model alone, which takes a twentieth of a
-    second a round and is what a factor is taken from; needs Transformers."""
+    """The probe's work, ready to be timed; a model takes a twentieth of a second a round."""
 
-    def __init__(self, device: torch.device, *, model_only: bool = False) -> None:
-        self._work = {} if model_only else _operators(device)
-        if model_only or importlib.util.find_spec("transformers") is not None:
-            self._work[MODEL] = _model(device), 1 if model_only else 2
+    def __init__(self, device: torch.device) -> None:
+        has_model = importlib.util.find_spec("transformers") is not None
+        self._work = {MODEL: (_model(device), 1)} if has_model else _operators(device)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def main() -> None:
     (folder / f"ready-{number}").touch()
     while any(not (folder / f"ready-{other}").exists() for other in range(order["count"])):
         time.sleep(0.02)
-    rounds = probe_host(device, order["seconds"], model_only=True)
+    rounds = probe_host(device, order["seconds"])
     (folder / f"rounds-{number}.json").write_text(json.dumps(rounds), encoding="utf-8")
 
 

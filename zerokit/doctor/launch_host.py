@@ -61,7 +61,7 @@ def probe(
             found = json.loads((folder / f"rounds-{number}.json").read_text(encoding="utf-8"))
             for name, took in found.items():
                 rounds.setdefault(name, []).extend(took)
-    return speed_of(rounds, "probe")
+    return speed_of(rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,10 +232,10 @@ def _parts(rank: Rank, order: Mapping[str, Any]) -> dict[str, Callable[[], dict[
             return {}
         rank.together()
         by_rank: list[Any] = [None] * rank.world
-        dist.all_gather_object(by_rank, probe_host(rank.device, model_only=True))
-        ranks = [speed_of(rounds, "probe") for rounds in by_rank]
+        dist.all_gather_object(by_rank, probe_host(rank.device))
+        ranks = [speed_of(rounds) for rounds in by_rank]
         every = {name: [took for rounds in by_rank for took in rounds[name]] for name in by_rank[0]}
-        speed = speed_of(every, "probe")
+        speed = speed_of(every)
         return {
             "host_factor": speed.factor, "host_factor_low": speed.low, "host_factor_high": speed.high,
             "host_factor_by_rank": [of_one.factor for of_one in ranks],

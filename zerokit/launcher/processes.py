@@ -141,14 +141,14 @@ def reap() -> list[tuple[int, int]]:
         dead.append((pid, os.waitstatus_to_exitcode(status)))
 
 
-def kill_descendants(root: int, excluded_pids: frozenset[int] = frozenset()) -> list[int]:
+def kill_descendants(root: int) -> list[int]:
     """SIGKILL everything below ``root`` until nothing is left, for the caller's own descendants: a process
     may fork while it is being killed. Returns the ids that would not die within five seconds (stuck in the
     kernel)."""
     began = time.monotonic()
     while True:
         reap()
-        alive = [p for p in descendants(root) if p.alive and p.pid not in excluded_pids]
+        alive = [p for p in descendants(root) if p.alive]
         if not alive or time.monotonic() > began + _SWEEP_SECONDS:
             return [process.pid for process in alive]
         kill(alive, began)

@@ -170,7 +170,7 @@ def factor_of(probe: Mapping[str, float]) -> float:
     return math.exp(sum(math.log(took / seconds) for took, seconds in pairs) / len(pairs))
 
 
-def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
+def speed_of(rounds: Mapping[str, Sequence[float]]) -> HostSpeed:
     """The middle of a probe's rounds, and between what nine tenths of them lie. Raises ValueError: as
     :func:`factor_of`; or there is no round."""
     import statistics  # a probe's alone: a plan starts without it
@@ -183,5 +183,5 @@ def speed_of(rounds: Mapping[str, Sequence[float]], source: str) -> HostSpeed:
         raise ValueError("a probe of the host needs at least one round")
     edge = count // 20
     return HostSpeed(
-        factor=statistics.median(factors), source=source, low=factors[edge], high=factors[-1 - edge]
+        factor=statistics.median(factors), source="probe", low=factors[edge], high=factors[-1 - edge]
     )

@@ -43,12 +43,12 @@ def take_checkpointing(says: Says, key: str, is_on: bool) -> None:
             says.take("reentrant", name, "on" if given["use_reentrant"] else "off")
 
 
-def take_targets(says: Says, key: str, of_all: tuple[str, ...] = ("all", "all-linear")) -> None:
+def take_targets(says: Says, key: str) -> None:
     """Take the modules that get adapters: a list, a text with commas, a pattern, or ``all``."""
     value = says(key) or ""
     names = value if isinstance(value, list) else [value] if is_pattern(str(value)) else str(value).split(",")
     names = [str(name).strip() for name in names if str(name).strip()]
-    if any(name in of_all for name in names):
+    if "all" in names or "all-linear" in names:
         says.take("lora_targets", key, "all-linear")
     elif names:
         says.take("lora_targets", key, ",".join(names))

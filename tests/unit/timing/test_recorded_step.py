@@ -18,11 +18,11 @@ def test_the_model_goes_before_single_operators_and_rounds_have_a_spread():
     rounds = {name: [took] * 40 for name, took in host_speed.REFERENCE_SECONDS.items()}
     reference = host_speed.REFERENCE_SECONDS["model"]
     rounds["model"] = [0.8 * reference] * 34 + [1.6 * reference] * 4 + [9 * reference, 0.1 * reference]
-    found = host_speed.speed_of(rounds, "probe")
+    found = host_speed.speed_of(rounds)
     assert found.factor == pytest.approx(0.8)
     assert (found.low, found.high) == (pytest.approx(0.8), pytest.approx(1.6))  # single outliers left out
     with pytest.raises(ValueError, match="one round"):
-        host_speed.speed_of({}, "probe")
+        host_speed.speed_of({})
     step = step_time(small_kernels(100), gpus.load("h200"), 1, host=found)
     assert (step.low, step.high) == (pytest.approx(step.seconds), pytest.approx(2 * step.seconds))
     assert "0.80, 0.80 to 1.60 while it was probed" in step.note
