@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parents[1] / "zerokit" / "trainer_files" / "keys"
-_WIDTH = 110
 _KINDS = {
     "bool": "boolean", "int": "integer", "float": "number", "str": "text", "Path": "text", "list": "list",
     "List": "list", "tuple": "list", "Sequence": "list", "set": "list", "conlist": "list", "dict": "mapping",

@@ -13,15 +13,10 @@ from benchmarks.random_requests import random_request, step_seconds, violations
 from zerokit.emit import plan_file
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 300))]
+)
 def test_more_hardware_is_never_slower_and_the_choice_is_the_fastest(seed: int) -> None:
-    request = random_request(Random(seed))
-    assert not violations(request), request
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 300))
-def test_more_hardware_is_never_slower_in_300_requests(seed: int) -> None:
     request = random_request(Random(seed))
     assert not violations(request), request
 

@@ -25,7 +25,6 @@ from zerokit.emit.fsdp2 import accelerate_yaml, fully_shard_code, trainer_config
 from zerokit.emit.jobs import sbatch_script
 
 needs("accelerate")
-PLAIN = Strategy(settings=Fsdp2Settings(precision="bf16"), data_parallel=2)
 
 
 def expected(strategy: Strategy) -> dict[str, object]:

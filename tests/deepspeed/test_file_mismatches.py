@@ -35,7 +35,6 @@ FILE = {
     "scheduler": {"type": "WarmupDecayLR",
                   "params": {"warmup_max_lr": 3e-5, "warmup_num_steps": 100, "total_num_steps": 1000}},
 }  # fmt: skip
-COMPUTED = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 AGREES = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2",
           "--max_grad_norm", "0.5", "--learning_rate", "3e-05", "--weight_decay", "0.1", "--bf16", "True",
           "--adam_beta2", "0.95", "--warmup_steps", "100", "--max_steps", "1000")  # fmt: skip

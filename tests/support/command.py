@@ -14,10 +14,6 @@ import pytest
 from tests.support.caches import own_cache_but_traces
 from zerokit.cli import run
 
-TINY = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
-}  # fmt: skip
 TINY_LLAMA = Path(__file__).resolve().parents[2] / "examples" / "tiny-llama.json"
 """Of no catalogue: it is traced, once for all tests."""
 

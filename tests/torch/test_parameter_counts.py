@@ -40,14 +40,13 @@ def _count(model: models.CatalogModel) -> int:
     return sum(parameter.numel() for parameter in built.parameters())
 
 
-@pytest.mark.parametrize("name", BUILT_BY_DEFAULT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in BUILT_BY_DEFAULT else pytest.mark.slow)
+        for name in models.names()
+    ],
+)
 def test_transformers_builds_that_many_parameters(name: str) -> None:
-    model = models.load(name)
-    assert _count(model) == model.parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in models.names() if name not in BUILT_BY_DEFAULT])
-def test_transformers_builds_that_many_parameters_for_all_others(name: str) -> None:
     model = models.load(name)
     assert _count(model) == model.parameters

@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerokit.cli import run
-
-ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
-
-
-def assumptions(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    assert run(ARGUMENTS) == 0
-    found: list[str] = json.loads(capsys.readouterr().out)["assumptions"]
-    return [line for line in found if line.startswith("DeepSpeed ")]
-
-
-def with_transformers(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerokit.planner import models
-
-    monkeypatch.setattr(models, "installed", lambda name: number if name == "transformers" else None)
+from zerokit.planner import models
 
 
 @pytest.mark.slow
@@ -30,7 +17,7 @@ def test_an_estimate_traces_anew_where_another_transformers_is_installed(
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with_transformers("5.17.0", monkeypatch)
+    monkeypatch.setattr(models, "installed", lambda name: "5.17.0" if name == "transformers" else None)
     asked = ["estimate", "--model", "gpt2", "--gpus", "1", "--gpu", "h200", "--seq-len", "512", "--json"]
     assert run(asked) == 0
     out, err = capsys.readouterr()

@@ -17,8 +17,6 @@ from zerokit.values import frozen_dataclass
 
 __all__ = ["SequenceImages", "has_tower", "images_of", "takes_images"]
 
-_LAYOUTS = ("patches", "images", "nested")
-
 
 @frozen_dataclass
 class SequenceImages:

@@ -80,9 +80,6 @@ def test_trls_list_of_modules_is_compared_as_a_whole(tmp_path: Path) -> None:
     assert of_job(options(tmp_path, TRLS, "--config", str(settings)), plan) == []
 
 
-SFT = TRAINER.replace("Trainer(args", "SFTTrainer(args")
-
-
 def with_loss(
     folder: Path, text: str, *given: str, loss: str = "liger", on_cpu: bool = False, **chosen: Any
 ) -> Agreement:

@@ -10,8 +10,6 @@ from zerokit.errors import InputError
 from zerokit.search.plan import make_plan
 from zerokit.search.space import Layout, Pins, divisors, layout_violation
 
-GIB = 1 << 30
-
 
 def test_pins_are_kept() -> None:
     pins = Pins(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,6 @@ from zerokit.domain.model_shape import ModelShape, scaled
 from zerokit.domain.strategy import Strategy, TimeEstimate
 from zerokit.timing.constants import HUGGING_FACE, Calibration, LayerFactor
 from zerokit.timing.step_time import TimeModel
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def shape_of(name: str) -> ModelShape:
