@@ -100,7 +100,7 @@ class _Check(NamedTuple):
         if problem := self._problem(key, value):
             yield problem.at(
                 self.document, at, source=self.trainer.source, severity=self._value_severity(key),
-                title=self.trainer.title, key=_shown(at), value=value, **self._texts(key, value),
+                title=self.trainer.title, key=".".join(map(str, at)), value=value, **self._texts(key, value),
             )  # fmt: skip
         elif key.keys:
             blocks = [(at, value)] if isinstance(value, dict) else []
@@ -195,10 +195,6 @@ class _Check(NamedTuple):
         stops = self.reader.refuses_keys and len(at) == 1 and not self.reader.own_arguments
         safe = stops and (not names or leaves_no_doubt(name, guess, names))
         return (Edit(kind="rename", key=".".join(map(str, at)), value=guess, safe=safe),)
-
-
-def _shown(at: Path) -> str:
-    return ".".join(map(str, at))
 
 
 def _below(at: Path) -> str:

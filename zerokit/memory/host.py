@@ -164,14 +164,11 @@ def activation_copies(trace: ActivationTrace, micro_batch: int, seq_len: int) ->
     Of one micro-batch: the blocks stay cached, and the next takes them again.
     """
     levels = trace.cached(micro_batch, seq_len).levels
-    names = (kind for run in trace.cache for _ in range(run.count) for kind in _kinds(trace, run.segment))
+    kinds = [[mark.kind for mark in segment] for segment in trace.segments]
+    names = (kind for run in trace.cache for _ in range(run.count) for kind in kinds[run.segment])
     total, before = 0, 0.0
     for kind, level in zip(names, levels, strict=True):
         if kind == "host":
             total += pinned(round(level - before))
         before = level
     return total
-
-
-def _kinds(trace: ActivationTrace, segment: int) -> list[str]:
-    return [mark.kind for mark in trace.segments[segment]]

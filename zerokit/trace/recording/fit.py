@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -76,18 +75,6 @@ def _envelope(candidates: list[Polynomial]) -> tuple[Polynomial, ...]:
         return (unique[0],)
     best = {max(unique, key=lambda p: evaluate(p, b, s)) for b, s in _GRID}
     return tuple(p for p in unique if p in best)
-
-
-@dataclass(slots=True)
-class _Flat:
-    """A mark with absolute live bytes."""
-
-    kind: str
-    name: str
-    peaks: tuple[Polynomial, ...]
-    level: Polynomial
-    after: Polynomial
-    sums: tuple[ColumnSum, ...] = ()
 
 
 def _align(traces: Sequence[Sequence[TraceEvent]]) -> None:
@@ -171,8 +158,8 @@ def _flatten(
     only: frozenset[int] | None = None,
     layers: Mapping[int, int] = MappingProxyType({}),
     rows: Mapping[tuple[int, ...], Polynomial] = MappingProxyType({}),
-) -> tuple[list[_Flat], list[_Flat]]:
-    """Marks of the forward and of the backward pass.
+) -> tuple[list[Mark], list[Mark]]:
+    """Marks of the forward and of the backward pass, with all bytes that the trace has alive.
 
     ``only``: of all storages count these; ``layers``: with these die their like of so many layers; ``rows``:
     of sums, which are left out where it is not there.
@@ -180,7 +167,7 @@ def _flatten(
     sizes: dict[int, Polynomial] = {}
     live = _ZERO
     pending = [live]
-    phases: dict[str, list[_Flat]] = {"forward": [], "backward": []}
+    phases: dict[str, list[Mark]] = {"forward": [], "backward": []}
     phase = "forward"
     sums: list[ColumnSum] = []
     events = list(zip(*traces, strict=True))
@@ -203,8 +190,10 @@ def _flatten(
                 sums.append(ColumnSum(level=live, rows=count, columns=columns, element_bytes=element_bytes))
         elif event.kind == "phase":
             if event.key != "forward":
-                end = _Flat("end", phase, _envelope([*pending, live]), live, live, tuple(sums))
-                phases[phase].append(end)
+                phases[phase].append(
+                    Mark(kind="end", name=phase, peaks=_envelope([*pending, live]), level=live, after=live,
+                         sums=tuple(sums))
+                )  # fmt: skip
                 phase = event.key if event.key != "end" else phase
             pending, sums = [live], []
         else:
@@ -213,8 +202,10 @@ def _flatten(
                 later = events[position + 1][0] if position + 1 < len(events) else None
                 if later is not None and later.kind == "free":
                     after = _sum(live, sizes[later.key], -1)
-            peaks = _envelope([*pending, live])
-            phases[phase].append(_Flat(event.kind, event.key, peaks, live, after, tuple(sums)))
+            phases[phase].append(
+                Mark(kind=event.kind, name=event.key, peaks=_envelope([*pending, live]), level=live,
+                     after=after, sums=tuple(sums))
+            )  # fmt: skip
             pending, sums = [after], []
     return phases["forward"], phases["backward"]
 
@@ -227,11 +218,11 @@ def _owner(name: str, stacks: Sequence[LayerList]) -> tuple[str, int] | None:
 
 
 def _blocks(
-    marks: Sequence[_Flat], stacks: Sequence[LayerList]
-) -> list[tuple[tuple[str, int] | None, list[_Flat]]]:
+    marks: Sequence[Mark], stacks: Sequence[LayerList]
+) -> list[tuple[tuple[str, int] | None, list[Mark]]]:
     """Cut a pass into what runs before, in each layer, and after. A mark outside the layers that
     lies between two layers of one stack goes with the earlier."""
-    blocks: list[tuple[tuple[str, int] | None, list[_Flat]]] = []
+    blocks: list[tuple[tuple[str, int] | None, list[Mark]]] = []
     marks_seen: set[tuple[str, int]] = set()
     owners = [_owner(mark.name, stacks) for mark in marks]
     for position, (mark, owner) in enumerate(zip(marks, owners, strict=True)):
@@ -249,7 +240,7 @@ def _blocks(
     return blocks
 
 
-def _segment(marks: Sequence[_Flat], start: Polynomial, owner: tuple[str, int] | None) -> tuple[Mark, ...]:
+def _segment(marks: Sequence[Mark], start: Polynomial, owner: tuple[str, int] | None) -> tuple[Mark, ...]:
     def relative(name: str) -> str:
         if owner is None or not name.startswith(owner[0] + "."):
             return name
@@ -257,8 +248,8 @@ def _segment(marks: Sequence[_Flat], start: Polynomial, owner: tuple[str, int] |
         return f"{{{int(index) - owner[1]}}}{dot}{rest}"
 
     return tuple(
-        Mark(
-            kind=mark.kind,
+        replace(
+            mark,
             name=relative(mark.name),
             peaks=tuple(_sum(p, start, -1) for p in mark.peaks),
             level=_sum(mark.level, start, -1),
@@ -278,7 +269,7 @@ class _Segments:
 
 
 def _runs(
-    marks: Sequence[_Flat], stacks: Sequence[LayerList], segments: _Segments, start: Polynomial
+    marks: Sequence[Mark], stacks: Sequence[LayerList], segments: _Segments, start: Polynomial
 ) -> tuple[Run, ...]:
     """Put the traced blocks in the full model's order, each layer by the kept one it is like."""
     traced: dict[tuple[str, int], int] = {}
