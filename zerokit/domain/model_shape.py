@@ -38,6 +38,10 @@ class Kept:
 
 EAGER_SCORE_BYTES = (8.0, 20.0)
 """Of eager attention: scores, their softmax in fp32 and a 16-bit copy of it; then gradients of them too."""
+MATH_SCORE_BYTES = (4.0, 12.0)
+"""Of ``sdpa`` in fp32 where heads share keys, for which PyTorch has no fused kernel: the softmax, then that
+and two gradients (torch 2.13, aten/src/ATen/native/transformers/attention.cpp,
+``_scaled_dot_product_attention_math``)."""
 _SINGLE_KEY_HEAD = (4.4, 16.0)
 """Of one key head that is broadcast over Falcon's queries, for which PyTorch has no fused kernel."""
 _GELU_TENSORS = 3

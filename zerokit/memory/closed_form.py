@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
-from zerokit.domain.model_shape import EAGER_SCORE_BYTES, Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import EAGER_SCORE_BYTES, MATH_SCORE_BYTES, Gemm, ModelShape, Stack
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.memory import recomputed_weights
@@ -114,9 +114,10 @@ def _adapted_experts(stack: Stack, job: Job, element_bytes: int) -> float:
 def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
     """Attention scores per token: kept, and alive while a layer is worked on."""
     kept, alive = shape.kept.score_bytes
-    if job.attention == "eager":
-        kept, alive = max(kept, EAGER_SCORE_BYTES[0]), max(alive, EAGER_SCORE_BYTES[1])
-        kept = 0.0 if strategy.checkpointing == "selective" else kept
+    in_math = strategy.settings.product_bytes == _FP32 and shape.kv_heads < shape.heads and not job.inference
+    least = EAGER_SCORE_BYTES if job.attention == "eager" else MATH_SCORE_BYTES if in_math else (0.0, 0.0)
+    kept, alive = max(kept, least[0]), max(alive, least[1])
+    kept = 0.0 if strategy.recomputed(job.attention) == "selective" else kept
     pairs = shape.heads * job.seq_len
     return kept * pairs, alive * pairs
 
@@ -124,11 +125,8 @@ def _score_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float
 def activation_bytes(shape: ModelShape, job: Job, strategy: Strategy) -> tuple[float, float]:
     """Bytes kept through the forward pass, and the transient ones of the layer being worked on."""
     tokens = strategy.settings.micro_batch * job.row_tokens / strategy.sequence_parallel
-    element_bytes, tp, pp = (
-        strategy.settings.parameter_bytes,
-        strategy.tensor_parallel,
-        strategy.pipeline_parallel,
-    )
+    element_bytes, tp = strategy.settings.parameter_bytes, strategy.tensor_parallel
+    pp = strategy.pipeline_parallel
     in_flight = min(pp, strategy.settings.gradient_accumulation)  # 1F1B, first stage
     saved = transient = 0.0
     for stack in shape.stacks:
