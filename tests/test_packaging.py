@@ -99,7 +99,7 @@ def files_below(folder: Path) -> set[str]:
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.name != ".gitkeep"
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.command import move_elsewhere
 from zerokit.cli import run
 from zerokit.cli.estimate import command as estimate
 from zerokit.cli.plan import command as plan
@@ -101,9 +101,7 @@ SPECIAL: dict[tuple[str, str], tuple[tuple[str, ...], str | None]] = {
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    move_elsewhere(tmp_path, monkeypatch)
 
 
 _OF_COMMANDS = {

@@ -11,15 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tests.support.command import move_elsewhere
 from tests.support.shown import following
 from zerokit.cli import cli, commands, run
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    move_elsewhere(tmp_path, monkeypatch)
 
 
 def test_an_option_given_twice_is_said(capsys: pytest.CaptureFixture[str]) -> None:

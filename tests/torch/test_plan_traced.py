@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.command import as_json
 from tests.support.hub_cache import put
 from tests.support.packages import needs
 from zerokit.cli import run
@@ -27,14 +27,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.defpath)  # no nvidia-smi of this machine
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code = run([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    body: dict[str, Any] = json.loads(out)
-    return body
 
 
 @pytest.mark.slow

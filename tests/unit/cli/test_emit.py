@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.command import call, move_elsewhere
 from tests.support.packages import needs
 from zerokit.cli import run
 from zerokit.emit import plan_file
@@ -30,15 +31,11 @@ REQUESTS = {
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", os.defpath)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    move_elsewhere(tmp_path, monkeypatch)
 
 
 def emit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = run(["emit", *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return call(capsys, "emit", *arguments)
 
 
 def make_plan(capsys: pytest.CaptureFixture[str], request: str = "nodes") -> None:

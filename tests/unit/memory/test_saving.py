@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
 
+from tests.support.command import as_json, move_elsewhere
 from tests.support.packages import needs
 from tests.support.plans import write_plan
 from tests.support.ranks import write_script
@@ -27,22 +28,13 @@ TRAINER = "from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-
-
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code = run([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    body: dict[str, Any] = json.loads(out)
-    return body
+    move_elsewhere(tmp_path, monkeypatch)
 
 
 def test_a_zero3_plan_gathers_the_weights_and_counts_what_that_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    body = answer(capsys, "plan", *ASKED)
+    body = as_json(capsys, "plan", *ASKED)
     for name in ("ds_config.json", "ds_config.trainer.json", "ds_config.accelerate.json"):
         zero = json.loads((Path("zerokit-plan") / name).read_text())["zero_optimization"]
         assert zero["stage3_gather_16bit_weights_on_model_save"] is True
@@ -58,7 +50,7 @@ def test_a_zero3_plan_gathers_the_weights_and_counts_what_that_takes(
 def test_weights_that_the_host_cannot_hold_are_not_gathered_and_the_way_out_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    body = answer(capsys, "plan", *ASKED, "--host-ram", "30GiB")
+    body = as_json(capsys, "plan", *ASKED, "--host-ram", "30GiB")
     assert body["chosen"]["deepspeed_config"]["zero_optimization"][
         "stage3_gather_16bit_weights_on_model_save"
     ] is False  # fmt: skip
@@ -66,7 +58,7 @@ def test_weights_that_the_host_cannot_hold_are_not_gathered_and_the_way_out_is_n
     (said,) = (line for line in body["assumptions"] if "the whole weights" in line)
     assert any("zerokit weights" in line for line in body["assumptions"])
     assert "15 GiB on the first node's host, have no room there" in said
-    roomy = answer(capsys, "plan", *ASKED, "--host-ram", "48GiB")
+    roomy = as_json(capsys, "plan", *ASKED, "--host-ram", "48GiB")
     assert roomy["chosen"]["estimate"]["saving"]["host_bytes"] == 2 * WEIGHTS
 
 
@@ -75,7 +67,7 @@ def test_the_host_memory_that_is_assumed_limits_what_is_gathered(
 ) -> None:
     """Nodes of one A10G have 48 GiB: 70 B weights in 16 bits, 131 GiB, never stand on one of them."""
     asked = ("--model", "llama-3.1-70b", "--gpus", "64", "--nodes", "64", "--gpu", "a10g", "--zero", "3")
-    body = answer(capsys, "plan", *asked)
+    body = as_json(capsys, "plan", *asked)
     zero = body["chosen"]["deepspeed_config"]["zero_optimization"]
     assert zero["stage3_gather_16bit_weights_on_model_save"] is False
     (said,) = (line for line in body["assumptions"] if "the whole weights" in line)
@@ -92,15 +84,15 @@ def test_a_file_that_does_not_gather_is_named(capsys: pytest.CaptureFixture[str]
     }
     asked = [word for word in ASKED if word not in ("--zero", "3")]
     path.write_text(json.dumps(config))
-    body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))
+    body = as_json(capsys, "estimate", *asked, "--deepspeed", str(path))
     assert any("are not gathered (stage3_gather_16bit" in line for line in body["assumptions"])
     for host_ram in ("30GiB", "256GiB"):  # the file says so, whatever room there is
-        body = answer(capsys, "estimate", *asked, "--deepspeed", str(path), "--host-ram", host_ram)
+        body = as_json(capsys, "estimate", *asked, "--deepspeed", str(path), "--host-ram", host_ram)
         (said,) = (line for line in body["assumptions"] if "the whole weights" in line)
         assert said.endswith("are not gathered (stage3_gather_16bit_weights_on_model_save is false)")
     config["zero_optimization"]["gather_16bit_weights_on_model_save"] = True
     path.write_text(json.dumps(config))
-    body = answer(capsys, "estimate", *asked, "--deepspeed", str(path))
+    body = as_json(capsys, "estimate", *asked, "--deepspeed", str(path))
     assert body["saving"]["host_bytes"] == 2 * WEIGHTS
     assert not any("zerokit weights" in line for line in body["assumptions"])
 
@@ -144,7 +136,7 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("plan", "--model", "llama-3.1-8b", "--gpus", "1", "--gpu", "rtx-4090", "--seq-len", "2048")
-    body = answer(capsys, *asked, "--method", "qlora")
+    body = as_json(capsys, *asked, "--method", "qlora")
     takes = body["chosen"]["estimate"]["saving"]
     # QLoRA's paper: NF4 holds 4.127 bits a weight, quantised doubly; the two tables stay in 16
     tables = 2 * 128_256 * 4_096
@@ -165,7 +157,7 @@ def test_a_trainer_leaves_the_frozen_weights_under_adapters_out_of_a_checkpoint(
 def test_adapters_that_are_not_gathered_are_saved_and_converted_as_such(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    body = answer(capsys, "plan", *ASKED, "--method", "lora", "--host-ram", "24GiB")
+    body = as_json(capsys, "plan", *ASKED, "--method", "lora", "--host-ram", "24GiB")
     saving = body["chosen"]["estimate"]["saving"]
     assert saving["host_bytes"] == 0 and saving["weights_bytes"] == pytest.approx(41_943_040 * 4)
     (said,) = (line for line in body["assumptions"] if "save_model writes no adapters that load" in line)

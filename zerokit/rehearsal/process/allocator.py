@@ -102,7 +102,6 @@ class CardFull(Exception):
     """The card has no room for a request. Bytes."""
 
     def __init__(self, requested: int, reserved: int, capacity: int) -> None:
-        self.requested, self.reserved, self.capacity = requested, reserved, capacity
         super().__init__(f"{requested} bytes asked for, {reserved} of {capacity} reserved")
 
 
