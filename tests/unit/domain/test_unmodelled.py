@@ -40,10 +40,9 @@ def named(body: dict[str, Any]) -> tuple[str, ...]:
     return not_modelled(unmodelled_keys(body, has_key))
 
 
-def config(key: str, value: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
-                            "zero_optimization": {"stage": 3}}  # fmt: skip
-    block = body
+def config(key: str, value: Any, base: dict[str, Any] | None = None) -> dict[str, Any]:
+    body = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    block = body = copy.deepcopy(body if base is None else base)
     *parents, name = key.split(".")
     for parent in parents:
         block = block.setdefault(parent, {})
@@ -114,17 +113,8 @@ WHERE = [
 
 @pytest.mark.parametrize(("key", "value", "needed"), WHERE, ids=[key for key, *_ in WHERE])
 def test_a_key_is_named_only_where_deepspeed_reads_it(key: str, value: Any, needed: dict[str, Any]) -> None:
-    def with_key(body: dict[str, Any]) -> dict[str, Any]:
-        body = copy.deepcopy(body)
-        *parents, name = key.split(".")
-        block = body
-        for parent in parents:
-            block = block.setdefault(parent, {})
-        block[name] = value
-        return body
-
-    assert [key in line for line in named(with_key(needed))] == [True]
-    assert named(with_key({})) == ()
+    assert [key in line for line in named(config(key, value, needed))] == [True]
+    assert named(config(key, value, {})) == ()
 
 
 def test_the_keys_are_deepspeeds() -> None:
