@@ -147,12 +147,6 @@ class LaunchError(ZerokitError):
     """A launched run did not end well."""
 
 
-class NotAsPlanned(LaunchError):
-    """The script ended well, but did not do what the plan says."""
-
-    exit_code = ExitCode.NOT_AS_PLANNED
-
-
 class RankFailed(LaunchError):
     """At least one rank failed."""
 
