@@ -204,7 +204,7 @@ def estimate(
     from zerokit.planner.documents import Estimate, PlannedStrategy
     from zerokit.planner.memory_source import silent
     from zerokit.planner.one_strategy import one_strategy, refuse_errors_on
-    from zerokit.planner.request import resolve
+    from zerokit.planner.request import refuse_idle_dtype, resolve
     from zerokit.planner.trainer_file import given_strategy, notes_on
     from zerokit.search.explain import note_on_estimate, unsure_near_limit
     from zerokit.search.nearest import nearest_to
@@ -218,6 +218,8 @@ def estimate(
     if not traces:
         request = replace(request, memory=request.memory.untraced())
     config_file = None if isinstance(given, Fsdp2File) else given
+    if given is not None:
+        refuse_idle_dtype(request.pins, request.job, "fsdp2" if config_file is None else "deepspeed")
     strategy, notes = (
         fsdp2_strategy(request, given) if isinstance(given, Fsdp2File) else one_strategy(request, config_file)
     )

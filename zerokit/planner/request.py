@@ -59,6 +59,21 @@ def loss_of(options: Mapping[str, Any]) -> str:
     return choice(options, "loss") or "standard"
 
 
+def why_dtype_is_idle(engine: str, method: str) -> str | None:
+    """Why the dtype in which weights are loaded changes nothing, and what to do; None: it does."""
+    if engine == "deepspeed":
+        return "DeepSpeed makes of weights what it trains; only with ⟨engine⟩ fsdp2 or ddp"
+    if engine != "ddp" and method != "lora":
+        return "FSDP2 keeps the dtype of weights that ⟨method⟩ lora freezes alone; leave it out"
+    return None
+
+
+def refuse_idle_dtype(pins: Pins, job: Job, engine: str) -> None:
+    """Refuse a dtype of loading that changes nothing. Raises InputError: says why."""
+    if pins.load_dtype is not None and (why := why_dtype_is_idle(engine, job.method)) is not None:
+        raise InputError(f"⟨load_dtype⟩ {pins.load_dtype}: {why}")
+
+
 def _loss_of(job: Job) -> str:
     """Name the loss, and who chose it where that may not have been the user."""
     whose = f", that of {job.defaults.title}" if job.loss == job.defaults.loss else ""
@@ -158,11 +173,8 @@ def resolve(
         raise InputError(
             f"⟨engine⟩ {ANY_ENGINE}: an estimate is of one strategy; name {' or '.join(ENGINES)}"
         )
-    if pins.load_dtype is not None and pins.engine == "deepspeed" and not file:
-        raise InputError(
-            f"⟨load_dtype⟩ {pins.load_dtype}: DeepSpeed makes of weights what it trains; only with ⟨engine⟩ "
-            "fsdp2 or ddp"
-        )
+    if not file:
+        refuse_idle_dtype(pins, job, pins.engine)
     if machine.cluster.on_cpu and pins.engine != "deepspeed":
         raise InputError(f"⟨engine⟩ {pins.engine}: CPU ranks are planned with DeepSpeed alone")
     _refuse_unmodelled(options, job, chosen.shape, machine, pins)

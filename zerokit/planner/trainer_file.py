@@ -17,7 +17,7 @@ from zerokit.planner.effects import IN_FILE
 from zerokit.planner.hardware import hardware, integer
 from zerokit.planner.one_strategy import StrategyFile, open_options, read_strategy_file, settings_beside
 from zerokit.planner.options import BY_NAME, as_text
-from zerokit.planner.request import resolve_optimizer
+from zerokit.planner.request import resolve_optimizer, why_dtype_is_idle
 from zerokit.trainer_files import KEPT, NOT_MODELLED, UNKNOWN_KEY
 from zerokit.trainer_files.reading import TrainerFile
 
@@ -41,8 +41,7 @@ def job_options(
         on_these_gpus: how many there are is known, and with them the global batch that the file trains with.
     """
     said = _said(file, options)
-    if (options.get("engine") or ("fsdp2" if "fsdp" in file.engine else "deepspeed")) == "deepspeed":
-        said.pop("load_dtype", None)
+    _leave_out_idle(said, options, "fsdp2" if "fsdp" in file.engine else "deepspeed")
     if on_these_gpus and said.get("micro_batch") and not any(options.get(name) for name in _BATCH):
         per_gpu = (integer(said, "micro_batch") or 1) * (integer(said, "gradient_accumulation") or 1)
         said.setdefault("global_batch", per_gpu * hardware(options).cluster.gpus)
@@ -105,8 +104,7 @@ def strategy_of(
     said, engine = strategy_options(file, options), file.engine
     if not engine and not options.get("engine"):
         return None, {**said, "engine": "ddp"}
-    if "fsdp" not in engine and options.get("engine") != "fsdp2":
-        said.pop("load_dtype", None)  # DeepSpeed casts what was loaded
+    _leave_out_idle(said, options, "fsdp2" if "fsdp" in engine else "deepspeed")
     try:
         if fsdp := engine.get("fsdp"):
             says = from_arguments(whole_arguments({**fsdp, _precision(said): True}, Path(file.path)))
@@ -189,6 +187,14 @@ def _said(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
             name: value for name, value in said.items() if not name.startswith("lora_") and name != "quant"
         }
     return said
+
+
+def _leave_out_idle(said: dict[str, Any], options: Mapping[str, Any], engine: str) -> None:
+    """Take out the file's dtype of loading where the engine, or the one that is asked for, makes nothing of
+    it."""
+    method = options.get("method") or said.get("method") or "full"
+    if not options.get("load_dtype") and why_dtype_is_idle(str(options.get("engine") or engine), method):
+        said.pop("load_dtype", None)
 
 
 def _left_out(file: TrainerFile) -> dict[str, str]:
