@@ -44,10 +44,6 @@ DEMO = "tests/test_demo.py"
 FROZEN_BASE = (
     "tests/rehearsal/test_libraries.py::test_a_frozen_base_is_told_apart_from_what_the_optimizer_holds"
 )
-NO_TRITON = (
-    "tests/rehearsal/test_rehearse_command.py"
-    "::test_code_that_chooses_by_triton_is_named_where_triton_is_missing"
-)
 PLAN_SCRIPT = "tests/rehearsal/test_plan_script.py"
 ACCELERATE = "tests/deepspeed/test_emitted_files.py::test_accelerate_reads_the_deepspeed_file"
 
@@ -74,7 +70,6 @@ NOT_RUN = {
     "pip install '.[train]'": ("downloads; launch.sh installs the same", DEMO),
     "pip install '.[train]' bitsandbytes": ("downloads; launch.sh installs the extra", DEMO),
     "pip install '.[train]' 'trl>=1.16' datasets": ("downloads; launch.sh installs the extra", DEMO),
-    "pip install triton": ("downloads; rehearsals without it warn", NO_TRITON),
     "accelerate launch --config_file zerokit-plan/accelerate.yaml train.py": ("trains on 8 GPUs", ACCELERATE),
     "zerokit plan --gpus 4 --gpu l40s --global-batch 32 --out plan -- train.py": ("rehearses", PLAN_SCRIPT),
     "zerokit plan --gpus 8 --gpu h200 -- train.py --model meta-llama/Llama-3.1-8B …": (

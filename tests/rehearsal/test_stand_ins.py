@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,12 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import UnsupportedOperatorException  # noqa: E402
 
+from zerokit.catalog import gpus  # noqa: E402
+from zerokit.rehearsal.conduct import RehearsalRequest  # noqa: E402
 from zerokit.rehearsal.process import endings, guesses, native, stand_ins  # noqa: E402
+from zerokit.rehearsal.ranks import rehearse as conduct  # noqa: E402
+from zerokit.script.entry_points import Target  # noqa: E402
+from zerokit.timing import operators  # noqa: E402
 
 KERNELS = [name for name in stand_ins.NOT_STOOD_IN if importlib.util.find_spec(name) is None]
 
@@ -34,6 +40,24 @@ def test_kernels_that_are_imported_and_not_there_are_told(name: str, monkeypatch
     assert len(told) == 1 and told[0].startswith(f"{stand_ins.NOT_STOOD_IN[name]} is imported")
     assert stand_ins.NOT_STOOD_IN[name] in stand_ins.explain(caught.value)
     assert stand_ins.explain(ModuleNotFoundError(name="nltk")) == ""
+
+
+def test_tritons_kernels_are_recorded_and_allocate_nothing(tmp_path: Path) -> None:
+    """By its stand-in where it is not installed, which PyTorch's compiler does not take for the real one."""
+    told = []
+    for launched, arguments in ((True, ()), (False, ("--none",))):
+        target = Target(script=str(SCRIPTS / "own_kernels.py"), module=None, arguments=arguments)
+        path = tmp_path / "operators.json"
+        done = conduct(RehearsalRequest(target=target, gpu=gpus.load("h200"), operators=path))
+        assert done.complete and not done.warnings, (done.stopped, done.warnings)
+        assert ("Triton kernels" in done.stubbed) is launched
+        names = [event.name for event in operators.from_rows(json.loads(path.read_text()))]
+        assert [name for name in names if "triton:" in name] == [
+            "triton:Autotuner",
+            "triton:plain",
+        ] * launched
+        told.append(done.ranks[0].phases)
+    assert told[0] == told[1]
 
 
 def test_a_sparse_layout_is_named_as_what_is_not_modelled() -> None:

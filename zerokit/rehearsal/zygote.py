@@ -134,7 +134,10 @@ class _Process:
         return said is not None and said["taken"] and not any(map(self._has_changed, said["reads"]))
 
     def _has_changed(self, read: str) -> bool:
-        """Whether a file that libraries read, or a folder that was searched for modules, is another now."""
+        """Whether a file that libraries read, or a folder that was searched for modules, is another now; its
+        own folder holds stand-ins, which it has made."""
+        if f"{read[1:]}/".startswith(f"{self.folder}/"):
+            return False
         try:
             status = Path(read[1:]).stat()
         except (OSError, ValueError):

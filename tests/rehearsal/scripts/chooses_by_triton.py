@@ -1,4 +1,4 @@
-"""A library beside it takes Triton's kernels where it can, and Triton cannot be imported."""
+"""A library beside it asks PyTorch for Triton, which cannot be imported."""
 
 import sys
 

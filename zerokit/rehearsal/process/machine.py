@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,24 +78,6 @@ class AttentionPlans:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoodIn:
-    """The compiled part of a package, in whose place nothing runs.
-
-    Attributes:
-        package: that Python imports.
-        name: in words.
-    """
-
-    machine: Machine
-    package: str
-    name: str
-
-    def called(self) -> None:
-        """One of its functions was."""
-        self.machine.stub(self.name)
-
-
 class Machine:
     """Everything the stand-ins share.
 
@@ -136,7 +117,6 @@ class Machine:
         self.communicators: dict[str, int] = {}
         self.warnings: dict[str, int] = {}
         self.stubbed: dict[str, int] = {}
-        self._stood_in: list[StoodIn] = []
         self.pinned: set[int] = set()
         self.host_bytes = 0
         self.peak_host_bytes = 0
@@ -166,16 +146,6 @@ class Machine:
     def stub(self, name: str) -> None:
         """Something was stood in for."""
         self.stubbed[name] = self.stubbed.get(name, 0) + 1
-
-    def stand_in(self, package: str, name: str) -> StoodIn:
-        """The compiled part of a package was replaced; it is told only where it is called."""
-        self._stood_in.append(StoodIn(machine=self, package=package, name=name))
-        return self._stood_in[-1]
-
-    @property
-    def idle_packages(self) -> frozenset[str]:
-        """Packages that were imported, and nothing of whose compiled part was called."""
-        return frozenset(one.package for one in self._stood_in if one.name not in self.stubbed)
 
     # ---------------------------------------------------------------- observers
 

@@ -188,7 +188,7 @@ class Rehearsed:
         from zerokit.rehearsal.process import stand_ins
 
         folder = Path(self._script.folder, "stand-ins")
-        self.machine.stub(stand_ins.stand_in(folder))
+        self.machine.stub(stand_ins.stand_in(folder, "flash_attn"))
         self.machine.warnings.pop(stand_ins.missing(stand_ins.NOT_STOOD_IN["flash_attn"]), None)
         for question in list(vars(sys.modules.get("transformers.utils.import_utils", sys)).values()):
             with contextlib.suppress(AttributeError):
@@ -316,7 +316,7 @@ class Rehearsed:
                 "batches that a run feeds first, and a longer one later takes more"
             )
         new_lengths = self.machine.attention_plans.note(self.phases.lengths)
-        for note in (new_lengths, self.machine.unwaited.note(), native.note(self.machine.idle_packages)):
+        for note in (new_lengths, self.machine.unwaited.note(), native.note()):
             if note is not None:
                 self.machine.warn(note)
         reserved = self._peak_reserved_bytes()  # may warn

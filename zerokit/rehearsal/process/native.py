@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import platform
 import re
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton_package
 
 OLDEST_TORCH = (2, 10)
 NEWEST_TORCH = (2, 15)
@@ -190,28 +189,20 @@ def self_test() -> None:
         raise UnknownLayout(f"the self-test fails: no gradient on the fake GPU; {tried_versions()}")
 
 
-_NAMES = re.compile(
-    rb"(?:import|from) triton\b|[\"']triton[\"']|(?:is|has|have|with|use)_triton", re.IGNORECASE
-)
-"""An import, a look-up, a flag: the word alone is physics too (SciPy's constants)."""
-_SPOKEN_OF = frozenset({"torch", "transformers", "accelerate", "deepspeed", "triton", "zerokit"})
-"""``torch.compile`` has a warning of its own; the others ask for it, or for kernels of quantised weights."""
+_ASKS_PYTORCH = frozenset({"torch", "deepspeed", "zerokit"})
+"""``torch.compile`` has a warning of its own; DeepSpeed asks for its inference."""
 
 
-def note(idle: Collection[str] = ()) -> str | None:
-    """What the reader must know, where Triton is missing and loaded code names it; else None.
+def note() -> str | None:
+    """What the reader must know, where Triton is missing and loaded code asks PyTorch for it; else None.
 
-    Args:
-        idle: packages that were loaded and computed nothing, such as a bitsandbytes that PEFT imports.
-
-    TRL 1.16's losses take their Triton kernels by ``is_triton_available`` (``trl/trainer/utils.py``): without
-    it their backward allocates more.
+    The stand-in is not told to PyTorch, which compiles with Triton: torchao's kernels for low precisions are
+    taken by ``torch.utils._triton.has_triton``.
     """
-    if importlib.util.find_spec("triton") is not None:
+    if has_triton_package():
         return None
     loaded = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    packages = {name.partition(".")[0] for name, path in loaded.items() if _names_triton(name, path)}
-    packages -= {*idle}
+    packages = {name.partition(".")[0] for name, path in loaded.items() if _asks_for_triton(name, path)}
     if not packages:
         return None
     names = sorted("the script" if name == "__main__" else name for name in packages)
@@ -222,16 +213,14 @@ def note(idle: Collection[str] = ()) -> str | None:
 
 
 @functools.cache
-def _names_triton(name: str, path: str | None) -> bool:
-    """Whether a loaded module's source does."""
+def _asks_for_triton(name: str, path: str | None) -> bool:
+    """Whether a loaded module's source asks PyTorch."""
     package = name.partition(".")[0]
-    if package in _SPOKEN_OF or package in sys.stdlib_module_names:
+    if package in _ASKS_PYTORCH or package in sys.stdlib_module_names:
         return False
     if path is None or not path.endswith(".py"):
         return False
     try:
-        source = Path(path).read_bytes()
+        return re.search(rb"\bhas_triton(_package)?\b", Path(path).read_bytes()) is not None
     except OSError:
         return False
-    # the pattern takes seconds over thousands of modules, few of which have the word
-    return b"triton" in source.lower() and _NAMES.search(source) is not None

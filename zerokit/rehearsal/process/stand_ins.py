@@ -1,8 +1,8 @@
 """Packages of compiled kernels that the run has and this machine lacks: made up where the run asks for them.
 
-Libraries choose their code by what is installed, so a stand-in is offered only to a run that names it:
+Libraries choose their code by what is installed, so flash-attn is offered only to a run that names it:
 ``flash_attention_2`` among the arguments, in a file that they name or in the script, or an import without
-which the script would end.
+which the script would end. Triton comes with PyTorch's CUDA builds: a run on GPUs has it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import importlib.util
 import linecache
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from zerokit.rehearsal.order import Order, Script
 from zerokit.rehearsal.process.endings import NotRehearsed
 
-FLASH_ATTENTION_VERSION = "2.8.3"
+FLASH_ATTENTION_VERSION, TRITON_VERSION = "2.8.3", "3.9.0+zerokit"
 NOT_STOOD_IN = {
     "apex": "apex",
     "transformer_engine": "Transformer Engine",
@@ -85,6 +86,23 @@ FLASH_ATTENTION = {
     ),
 }
 """The modules of flash-attn 2.8.3, and their public names; of models any."""
+TRITON = {
+    "": "KernelInterface JITFunction jit Config autotune heuristics constexpr_function cdiv next_power_of_2 "
+    "set_allocator OutOfResources language runtime",
+    "runtime": "KernelInterface JITFunction Config Autotuner Heuristics autotune heuristics OutOfResources "
+    "autotuner jit",
+    "runtime.jit": "KernelInterface JITFunction jit constexpr_function",
+    "runtime.autotuner": "Config Autotuner Heuristics autotune heuristics OutOfResources",
+    "language": "constexpr core math standard extra *",
+    "language.core": "constexpr *",
+    **dict.fromkeys(("language.math", "language.standard", "language.extra.libdevice"), "*"),
+    "language.extra": "libdevice cuda",
+    "language.extra.cuda": "libdevice *",
+    "language.extra.cuda.libdevice": "*",
+}
+"""Those of Triton 3.9.0 that kernels' authors use, without what compiles."""
+_MODULES = {"flash_attn": FLASH_ATTENTION, "triton": TRITON}
+_VERSIONS = {"flash_attn": FLASH_ATTENTION_VERSION, "triton": TRITON_VERSION}
 _ASK_WITHOUT_USE = {"deepspeed"}
 """Import apex wherever it is, and use it only where a configuration says ``amp``."""
 _ASKS = re.compile(
@@ -103,51 +121,97 @@ def offer(script: Script) -> list[str]:
     Returns:
         What they are, to be told.
     """
+    folder = Path(script.folder, "stand-ins")
+    if importlib.util.find_spec("triton") is None:
+        from torch.utils._triton import has_triton_package
+
+        has_triton_package()  # kept: PyTorch compiles with the real one
+        sys.meta_path.insert(0, _WithoutTriton())
+        stand_in(folder, "triton")
+        shutil.copyfile(Path(__file__).with_name("triton_python.py"), folder / "triton" / "python.py")
     if not asks_for_flash_attention(script) or importlib.util.find_spec("flash_attn") is not None:
         return []
-    return [stand_in(Path(script.folder, "stand-ins"))]
+    return [stand_in(folder, "flash_attn")]
 
 
-def stand_in(folder: Path) -> str:
-    """Put flash-attn where imports find it; what it is, in words."""
-    package, about = folder / "flash_attn", folder / f"flash_attn-{FLASH_ATTENTION_VERSION}.dist-info"
-    for name in FLASH_ATTENTION:
+def stand_in(folder: Path, root: str) -> str:
+    """Put a package where imports find it; what it is, in words."""
+    modules, version, title = _MODULES[root], _VERSIONS[root], root.replace("_", "-")
+    package, about = folder / root, folder / f"{root}-{version}.dist-info"
+    for name in modules:
         path = package.joinpath(*name.split("."))
-        is_package = not name or any(other.startswith(f"{name}.") for other in FLASH_ATTENTION)
+        is_package = not name or any(other.startswith(f"{name}.") for other in modules)
         file = path / "__init__.py" if is_package else path.with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
             f"from {__name__} import contents\n"
-            f'__version__ = "{FLASH_ATTENTION_VERSION}"\nglobals().update(contents({name!r}))\n'
+            f'__version__ = "{version}"\nglobals().update(contents({root!r}, {name!r}))\n'
         )
     about.mkdir()
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {FLASH_ATTENTION_VERSION}\n"
-    )
-    (about / "top_level.txt").write_text("flash_attn\n")
-    (about / "RECORD").write_text("flash_attn/__init__.py,,\n")
-    sys.path.append(str(folder))
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {title}\nVersion: {version}\n")
+    (about / "top_level.txt").write_text(f"{root}\n")
+    (about / "RECORD").write_text(f"{root}/__init__.py,,\n")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     importlib.invalidate_caches()
-    return f"flash-attn, which is not installed here: as version {FLASH_ATTENTION_VERSION}"
+    return f"{title}, which is not installed here: as version {version}"
 
 
-def contents(module: str) -> dict[str, Any]:
-    """What a module of flash-attn holds: ours by their names, and in place of each other name what ends a
-    rehearsal that uses it."""
-    from zerokit.rehearsal.process import flash_attention, flash_attn_python
+def contents(root: str, module: str) -> dict[str, Any]:
+    """What a module of a package holds: ours by their names, its own modules, and in place of each other name
+    what ends a rehearsal that uses it."""
+    if root == "triton":
+        ours = {**vars(importlib.import_module("triton.python"))}
+        absent = ours["InKernels"]
+    else:
+        from zerokit.rehearsal.process import flash_attention, flash_attn_python
 
-    ours = {**vars(flash_attention), **vars(flash_attn_python)}
-    with contextlib.suppress(ImportError):  # flash-attn requires it
-        import einops
+        ours = {**vars(flash_attention), **vars(flash_attn_python)}
+        absent = functools.partial(_absent, module)
+        with contextlib.suppress(ImportError):  # flash-attn requires it
+            import einops
 
-        ours |= {"rearrange": einops.rearrange, "repeat": einops.repeat}
-    names = FLASH_ATTENTION[module].split()
-    if names == ["*"]:
-        return {"__getattr__": functools.partial(_absent, module)}
-    return {name: ours[name] if name in ours else _absent(module, name) for name in names}
+            ours |= {"rearrange": einops.rearrange, "repeat": einops.repeat}
+    held: dict[str, Any] = {}
+    for name in _MODULES[root][module].split():
+        inner = f"{module}.{name}".lstrip(".")
+        if name == "*":
+            held["__getattr__"] = absent
+        elif inner in _MODULES[root]:
+            held[name] = importlib.import_module(f"{root}.{inner}")
+        else:
+            held[name] = ours[name] if name in ours else absent(name)
+    return held
 
 
-def _absent(module: str, name: str) -> type:
+class _WithoutTriton:
+    """The first meta path finder, of the module by which Inductor asks for Triton, and where it is there for
+    its compiler (torch/_inductor/runtime/triton_compat.py:9)."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch._inductor.runtime.triton_compat":
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _LoaderWithoutTriton(fullname, spec.origin)
+        return spec
+
+
+class _LoaderWithoutTriton(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        kept = {"triton": sys.modules.pop("triton")} if "triton" in sys.modules else {}
+        sys.modules["triton"] = None  # type: ignore[assignment]
+        try:
+            super().exec_module(module)
+        finally:
+            del sys.modules["triton"]
+            sys.modules.update(kept)
+
+
+def _absent(module: str, name: str) -> Any:
     """A class, which may be imported and derived from, and not made."""
     if name.startswith("__"):
         raise AttributeError(name)
@@ -179,6 +243,9 @@ class Missing:
     ) -> ModuleSpec | None:
         """The stand-in of what a script cannot do without; else nothing: tells what is missing."""
         name = NOT_STOOD_IN.get(fullname)
+        is_standing_in = getattr(sys.modules.get("triton"), "__version__", None) == TRITON_VERSION
+        if is_standing_in and fullname.startswith("triton."):
+            name = fullname  # a module that it lacks
         importer = _importer() if name is not None else None
         if importer is None or importer in _ASK_WITHOUT_USE:
             return None

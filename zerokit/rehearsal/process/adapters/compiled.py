@@ -9,7 +9,6 @@ then runs uncompiled, which the answer says.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._triton import has_triton_package
 
 from zerokit.rehearsal.process import twins
 from zerokit.rehearsal.process.machine import Machine
@@ -129,7 +129,7 @@ def install(context: Context) -> None:
 
     @functools.wraps(compile_)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if importlib.util.find_spec("triton") is None:
+        if not has_triton_package():
             return _uncompiled(context, args[0] if args else kwargs.get("model"))
         if not ready:
             ready.append(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process import twins
-from zerokit.rehearsal.process.machine import StoodIn
 from zerokit.rehearsal.process.phases import Context
 from zerokit.timing.operators import TRITON
 
@@ -58,13 +58,13 @@ class SilentLibrary:
 
     compiled_with_cuda = True
 
-    def __init__(self, kernels: StoodIn) -> None:
-        self._kernels = kernels
+    def __init__(self, called: Callable[[], None]) -> None:
+        self._called = called
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def function(*args: Any, **kwargs: Any) -> int:
             if args or kwargs:
-                self._kernels.called()
+                self._called()
             return 0
 
         return function
@@ -75,7 +75,7 @@ class SilentLibrary:
 
 def native_library(context: Context, module: ModuleType) -> None:
     """In place of ``libbitsandbytes_cuda*.so``."""
-    vars(module)["lib"] = SilentLibrary(context.machine.stand_in("bitsandbytes", "bitsandbytes' kernels"))
+    vars(module)["lib"] = SilentLibrary(functools.partial(context.machine.stub, "bitsandbytes' kernels"))
 
 
 def managed_memory(context: Context, module: ModuleType) -> None:
