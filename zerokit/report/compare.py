@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from zerokit.domain.phases import ALL
@@ -202,10 +201,8 @@ def _shown(key: str, value: float | None) -> str:
     return words.seconds(value) if key == "step_seconds" else words.size(value)
 
 
-def print_comparison(
-    comparison: Mapping[str, Any], names: tuple[str, str], console: Console | None = None
-) -> None:
-    """Print a comparison to ``console`` (standard output by default)."""
+def print_comparison(comparison: Mapping[str, Any], names: tuple[str, str]) -> None:
+    """Print a comparison to standard output."""
     sized = [
         (
             f"  {key}",
@@ -214,7 +211,7 @@ def print_comparison(
         )
         for key, pair in comparison["phases"].items()
     ]
-    console = console or render.wide_console()
+    console = render.wide_console()
     table = render.new_table()
     table.add_column("largest of any rank, median step time")
     for name in (*names, "change"):
