@@ -27,7 +27,6 @@ from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component, LazyMapping
 from zerokit.memory.estimate import (
-    NO_EVALUATION,
     covers,
     estimate_traced,
     host_bytes_per_node,
@@ -329,7 +328,6 @@ class Model(MemoryModel):
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         useless = () if _can_be_traced(job, strategy) else (TO_TRACE,)
         notes = tuple(note for note in dict.fromkeys(self.source.notes.values()) if note not in useless)
-        notes += (NO_EVALUATION,) if job.eval_batch else ()
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:

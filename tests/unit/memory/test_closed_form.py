@@ -63,6 +63,20 @@ def test_heads_that_share_keys_keep_their_scores_in_fp32(options: dict[str, str]
     assert found.ranks[0].peak_allocated_bytes / GIB == pytest.approx(traced_gib, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("options", "traced_gib"),
+    [
+        ({"method": "full"}, 94.7), ({"zero": 3}, 82.1), ({"zero": 0}, 81.0),
+        ({"zero": 0, "trainer": "trl"}, 7.5), ({"zero": 0, "trainer": "trl-dpo"}, 12.5),
+    ],
+)  # fmt: skip
+def test_an_evaluation_is_counted(options: dict[str, object], traced_gib: float) -> None:
+    """Beside the evaluations of the same estimates traced, on 4 GPUs (transformers 5.23)."""
+    job = {"method": "lora", "gpus": 4, "micro_batch": 4, "eval_batch": 32, **options}
+    found = estimated("llama-3.2-1b", **job)
+    assert found.ranks[0].phases["eval"] / GIB == pytest.approx(traced_gib, rel=0.15)
+
+
 @pytest.mark.parametrize("name", BILLIONS_STACKED)
 def test_stacked_experts_are_not_quantised(name: str) -> None:
     shape = shape_of(name)

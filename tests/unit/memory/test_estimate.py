@@ -332,6 +332,6 @@ def test_an_evaluation_holds_states_and_its_logits() -> None:
 
 
 def test_an_evaluation_that_is_not_counted_is_named() -> None:
-    found = zerokit.estimate(params="1b", gpus=1, gpu="h200", eval_batch=8)
+    found = zerokit.estimate(model="llama-3.2-1b", gpus=2, gpu="h200", pp=2, eval_batch=8)
     assert "evaluation-not-counted" in {note.id for note in found.notes}
     assert "eval" not in found.to_dict()["per_rank"][0]["phases"]
