@@ -56,6 +56,7 @@ class Depth:
         time_factor: rehearsed over predicted seconds of one layer; None: steps are not timed.
         beside: what a layer takes by phase beside what the replay says. Bytes.
         at_loss: phases that a few layers have highest at a loss that holds more or less than the replay's.
+        loss: of the replay.
     """
 
     layers: int
@@ -63,9 +64,22 @@ class Depth:
     time_factor: float | None
     beside: Mapping[str, float] = field(default_factory=dict)
     at_loss: frozenset[str] = frozenset()
+    loss: str = "standard"
 
     @classmethod
     def seen(
+        cls, request: Request, fewer: RehearsedStrategy, more: RehearsedStrategy, layers: int, of: int
+    ) -> Depth | None:
+        """:meth:`_seen` with the job's loss, or with that of TRL's trainers in chunks, of which nothing but
+        their bytes may tell."""
+        for loss in dict.fromkeys((request.job.loss, "chunked")):
+            found = cls._seen(_with_loss(request, loss), fewer, more, layers, of)
+            if found is not None:
+                return replace(found, loss=loss)
+        return None
+
+    @classmethod
+    def _seen(
         cls, request: Request, fewer: RehearsedStrategy, more: RehearsedStrategy, layers: int, of: int
     ) -> Depth | None:
         """What two rehearsals of one strategy show that differ by :data:`FURTHER` layers; None: that its
@@ -99,7 +113,7 @@ class Depth:
     def whole(self, request: Request, few: RehearsedStrategy) -> RehearsedStrategy | None:
         """What a strategy takes with all layers, in the phases that a replay has: whatever the others hold
         of a layer, forward and backward hold, too. None: a few layers do not tell."""
-        strategy = few.strategy
+        request, strategy = _with_loss(request, self.loss), few.strategy
         of_few, of_all = (_Replayed.of(request, strategy, count) for count in (self.layers, None))
         if of_few is None or of_all is None:
             return None
@@ -171,6 +185,10 @@ class _Replayed:
     def peak_of_layers(self, phase: str) -> int:
         """The same without logits."""
         return self.lossless.ranks[0].phases[BY_NAME[phase].replay]
+
+
+def _with_loss(request: Request, loss: str) -> Request:
+    return replace(request, job=replace(request.job, loss=loss))
 
 
 def _estimated(phases: Iterable[str]) -> list[str]:
