@@ -160,7 +160,8 @@ def trainer_arguments(strategy: Strategy, job: Job) -> list[str]:
     """
     planned, unchecked = PlannedValues.of(strategy, liger_loss=job.loss == "liger"), job.defaults.unchecked
     values = planned.trainer_values()
-    off = unchecked.split() if planned.checkpointing == "none" and unchecked.startswith("--") else []
+    by_words = job.defaults.separator == " "  # of a command; keys of a file else
+    off = unchecked.split() if planned.checkpointing == "none" and by_words else []
     said = {name: value for name, value in values.items() if value is not False}
     if said.get("max_grad_norm") == SETTINGS["gradient_clipping"].default:
         del said["max_grad_norm"]

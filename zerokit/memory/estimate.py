@@ -303,7 +303,7 @@ def estimate_traced(
     kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups, job.defaults.compares)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
-    checkpointed = _checkpointed(profile, job, strategy, usable)
+    checkpointed = _checkpointed(profile, job, strategy, usable) if needs_graphless(job) else (None, None)
     # views of experts, saved without checkpointing, add up over all layers, as does what is not released
     # before backward ends
     adds_up = (
