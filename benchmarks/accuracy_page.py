@@ -23,7 +23,7 @@ from typing import Any
 
 import jinja2
 
-from benchmarks import accuracy, autotuner, plots, step_time
+from benchmarks import accuracy, autotuner_table, plots, step_time
 from benchmarks.accuracy_runs import (
     DATA,
     ROOT,
@@ -145,7 +145,7 @@ def times_now(name: str) -> str:
 def tuners() -> str:
     """``zerokit plan``, ``zerokit tune`` and DeepSpeed's autotuner on one job."""
     result = json.loads((DATA / "autotuner.json").read_text(encoding="utf-8"))
-    return autotuner.table(result["answers"])
+    return autotuner_table.table(result["answers"])
 
 
 def serving() -> list[str]:

@@ -1,8 +1,7 @@
 """Runs side by side on this host's GPUs, as many at once as memory allows; a row as each ends.
 
 A case is placed by the limit on its allocator, or by its predicted peak (``expected``); one with neither
-has its GPUs to itself. How a case is started, and what its row holds, is the route's: ``run`` starts the
-ranks itself, ``launch`` goes through ``zerokit launch``.
+has its GPUs to itself. How a case is started, and what its row holds, is the route's: ``launch``.
 """
 
 from __future__ import annotations

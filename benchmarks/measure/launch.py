@@ -3,7 +3,7 @@
     python -m benchmarks.measure.launch CASES.json -o ROWS.jsonl --at-once 24
 
 A case with a ``plan`` runs with it; any other gets its ``deepspeed_config`` as the file of
-``--deepspeed_config``. The row holds what the ranks noted themselves (as in ``run``) and, under
+``--deepspeed_config``. The row holds what the ranks noted themselves and, under
 ``launched``, what zerokit's report says of the same run. Cases that have a row already are left out, so
 the command may be given again after it was interrupted.
 """

@@ -1,19 +1,14 @@
 """One rank of one measured case: real DeepSpeed trains the model for a few steps, every phase noted.
 
-Started by ``run`` with the usual ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
-``MASTER_PORT``; ``train`` does the same under a launcher. Writes ``rank-N.json`` into the folder given,
-at each stage of the run, so that a rank that dies leaves what it had.
+``train`` calls it. ``rank-N.json`` is written at each stage, so that a rank that dies leaves what it had.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,31 +144,3 @@ def _peaks_at_failure() -> dict[str, Any]:
         "reserved_at_failure_bytes": torch.cuda.memory_reserved(),
         "peak_at_failure_bytes": torch.cuda.max_memory_allocated(),
     }
-
-
-def main() -> int:
-    """Arguments: the case's JSON file and the folder for the rank's notes."""
-    case = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    note = Note(Path(sys.argv[2]) / f"rank-{os.environ['RANK']}.json")
-    try:
-        noted(case, note)
-    except torch.OutOfMemoryError:
-        return 3
-    finally:
-        # the other ranks may be gone: do not wait for them to take a communicator down
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    code = 1
-    try:
-        code = main()
-    finally:
-        if code == 1:
-            import traceback
-
-            traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(code)
