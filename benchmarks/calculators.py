@@ -232,12 +232,8 @@ def hf_mem(row: Row) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculator:
-    """One of the others.
-
-    Attributes:
-        says: its answer in bytes; None: a run that it has no inputs for.
-        formula: what it adds up. leaves_out: what it does not claim to model, as far as its source tells.
-    """
+    """One of the others. ``says``: its answer in bytes; None: a run that it has no inputs for. ``formula``:
+    what it adds up. ``leaves_out``: what it does not claim to model, as far as its source tells."""
 
     name: str
     source: str

@@ -36,11 +36,7 @@ def cpu_seconds() -> float:
 
 
 def seconds_of(command: list[str]) -> float:
-    """CPU time of one process.
-
-    Raises:
-        SystemExit: the command failed.
-    """
+    """CPU time of one process. Raises SystemExit: the command failed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory() as folder:
         before = cpu_seconds()

@@ -155,11 +155,7 @@ def command_line(request: dict[str, Any]) -> list[str]:
 
 
 def cpu_seconds(request: dict[str, Any]) -> float:
-    """User and system time of one process.
-
-    Raises:
-        SystemExit: the command ended as none may.
-    """
+    """User and system time of one process. Raises SystemExit: the command ended as none may."""
     with tempfile.TemporaryDirectory() as folder:
         nothing = subprocess.DEVNULL
         child = subprocess.Popen(command_line(request), cwd=folder, stdout=nothing, stderr=nothing)

@@ -33,12 +33,8 @@ _SMALLEST_PHASE = MIB
 
 @dataclass(frozen=True)
 class Peaks:
-    """A list of scripts whose memory was rehearsed and measured.
-
-    Attributes:
-        predicted, measured: names of files in ``benchmarks/measure/data``.
-        words: what the list holds.
-    """
+    """A list of scripts whose memory was rehearsed and measured. ``predicted``, ``measured``: names of files
+    in ``benchmarks/measure/data``. ``words``: what the list holds."""
 
     predicted: str
     measured: str
@@ -132,11 +128,8 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One script, rehearsed and measured. Errors are shares of what was measured.
-
-    Attributes:
-        is_bound: the peak was said to be "at least" so much.
-    """
+    """One script, rehearsed and measured. Errors are shares of what was measured. ``is_bound``: the peak was
+    said to be "at least" so much."""
 
     name: str
     measured_bytes: int

@@ -306,10 +306,7 @@ def row_of(name: str) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """Bytes of rank 0 as (replayed, rehearsed), by phase of the last step, as the measured runs tell them.
-
-    Attributes:
-        problem: why there is nothing to compare.
-    """
+    ``problem``: why there is nothing to compare."""
 
     name: str
     pairs: dict[str, tuple[int, int]]

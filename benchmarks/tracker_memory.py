@@ -59,11 +59,7 @@ def zerokit(folder: Path, *arguments: str, kept: str = "kept") -> tuple[int, str
 
 
 def make_job(folder: Path, device: str) -> None:
-    """Model, data and plan.
-
-    Raises:
-        SystemExit: ``zerokit plan`` refused.
-    """
+    """Model, data and plan. Raises SystemExit: ``zerokit plan`` refused."""
     make_model(folder / "model", layers=4, width=512)
     make_rows(folder / "data", texts(words=120))
     code, said = zerokit(

@@ -69,13 +69,9 @@ class ExitCode(IntEnum):
 
 
 class ZerokitError(Exception):
-    """Base of the errors whose message is meant for the user.
-
-    Attributes:
-        exit_code: what the command line ends with.
-        marked: the message with the arguments that it names marked (:mod:`zerokit.fields`); the command line
-            writes them as options, ``str(error)`` as in Python.
-    """
+    """Base of the errors whose message is meant for the user. ``exit_code``: what the command line ends with.
+    ``marked``: the message with the arguments that it names marked (:mod:`zerokit.fields`); the command line
+    writes them as options, ``str(error)`` as in Python."""
 
     exit_code: ClassVar[int] = ExitCode.BUG
 
@@ -95,12 +91,9 @@ class ZerokitError(Exception):
 
 
 class InputError(ZerokitError):
-    """The user's input cannot be used; the message names it and the fix.
-
-    Attributes:
-        field: the argument that cannot be used (``seq_len``): as given here, else the first that the message
-            names, else that of :func:`about`; None where the problem is not one argument's.
-    """
+    """The user's input cannot be used; the message names it and the fix. ``field``: the argument that cannot
+    be used (``seq_len``): as given here, else the first that the message names, else that of :func:`about`;
+    None where the problem is not one argument's."""
 
     exit_code = ExitCode.BAD_INPUT
 

@@ -12,15 +12,9 @@ from typing import BinaryIO
 
 
 def open_regular(path: str | os.PathLike[str], inside: str | os.PathLike[str] | None = None) -> BinaryIO:
-    """Open a file that a stranger may have made, for reading: no pipe, device or folder is.
-
-    Args:
-        inside: the folder that links may not lead out of (``/``: they may lead anywhere); where it is not
-            named, that of :func:`root_of`.
-
-    Raises:
-        OSError: not there, not a regular file, or outside; ``strerror`` says which.
-    """
+    """Open a file that a stranger may have made, for reading: no pipe, device or folder is. ``inside``: the
+    folder that links may not lead out of (``/``: they may lead anywhere); where it is not named, that of
+    :func:`root_of`. Raises OSError: not there, not a regular file, or outside; ``strerror`` says which."""
     root = root_of(path) if inside is None else inside
     if root is not None and leaves(path, root):
         raise OSError(0, f"is a link that leads out of {os.fspath(root)}: name the file that it leads to")

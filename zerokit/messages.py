@@ -54,11 +54,8 @@ def visible(text: str) -> str:
 
 def printable(text: str, *, styles: bool = False) -> str:
     """Several lines for a terminal, where parts may be foreign: as :func:`visible`; no line of it is a
-    command of a CI system, and what was typed with a line end in it is on one line.
-
-    Args:
-        styles: bold and colours remain, which move and hide nothing.
-    """
+    command of a CI system, and what was typed with a line end in it is on one line. ``styles``: bold and
+    colours remain, which move and hide nothing."""
     for word in _typed_escapes:
         text = text.replace(word, shown(word))
     kept = _STYLE.split(text) if styles else [text]  # what is between styles, and every second one a style
@@ -110,11 +107,8 @@ def typed(text: str) -> str:
 
 
 def width_of(descriptor: int = 2) -> int | None:
-    """Columns to write messages in: COLUMNS, or those of the terminal; None where it is none.
-
-    Args:
-        descriptor: the stream's file descriptor; 2 is standard error.
-    """
+    """Columns to write messages in: COLUMNS, or those of the terminal; None where it is none. ``descriptor``:
+    the stream's file descriptor; 2 is standard error."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return max(_NARROWEST, int(columns))
@@ -230,11 +224,7 @@ def command_lines(command: str, width: int) -> list[str]:
 
 def github_annotation(level: str, text: str, **properties: object) -> str:
     """A workflow command that GitHub shows as an annotation (other CI systems read the same lines).
-
-    Args:
-        level: error, warning or notice.
-        **properties: file, line, col, title; None: not known.
-    """
+    ``level``: error, warning or notice. ``**properties``: file, line, col, title; None: not known."""
 
     def escaped(part: str) -> str:
         return part.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

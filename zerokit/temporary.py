@@ -27,12 +27,9 @@ _pid = os.getpid()
 
 
 def make_folder(kind: str) -> Path:
-    """A folder for this user alone that goes at the end of this process; ``kind`` is in its name.
-
-    Raises:
-        InputError: there is no temporary folder that can be written.
-        ReportNotWritten: its disk is full or read-only.
-    """
+    """A folder for this user alone that goes at the end of this process; ``kind`` is in its name. Raises
+    InputError: there is no temporary folder that can be written. Raises ReportNotWritten: its disk is full or
+    read-only."""
     _adopt()
     try:
         base = Path(tempfile.gettempdir())

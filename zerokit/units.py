@@ -139,15 +139,9 @@ def parse_share(text: object, what: str = "share") -> float:
 
 
 def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example: str = "8") -> int:
-    """Read a whole number of at least 1: ``8``, ``4096``, ``4_096``, ``4,096``.
-
-    Args:
-        what: its name in errors.
-        example: of such a number, for errors.
-
-    Raises:
-        InputError: not a whole number, below 1, or above ``maximum``.
-    """
+    """Read a whole number of at least 1: ``8``, ``4096``, ``4_096``, ``4,096``. ``what``: its name in errors.
+    ``example``: of such a number, for errors. Raises InputError: not a whole number, below 1, or above
+    ``maximum``."""
     if isinstance(text, str) and _THOUSANDS.fullmatch(text.strip()):
         text = text.replace(",", "")
     value, suffix = _split(text, what, example)

@@ -260,11 +260,8 @@ def _restore(self: Any, state: Iterable[Any]) -> None:
 
 def restored(kind: Any, value: Any) -> Any:
     """A value of a type with dataclasses in it, from what ``asdict`` and JSON made of it. A field that is
-    newer than what was written has its default.
-
-    Raises:
-        TypeError, AttributeError, ValueError: it is none of that type.
-    """
+    newer than what was written has its default. Raises TypeError, AttributeError, ValueError: it is none of
+    that type."""
     from types import NoneType, UnionType
     from typing import Union, get_args, get_origin, get_type_hints
 

@@ -57,11 +57,8 @@ _OPTIMIZER = {
 
 
 def complete(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The case with every key; ``deepspeed_config`` completed by batch, optimizer and clipping.
-
-    Raises:
-        InputError: an unknown key, or ``id`` or ``hf_config`` missing.
-    """
+    """The case with every key; ``deepspeed_config`` completed by batch, optimizer and clipping. Raises
+    InputError: an unknown key, or ``id`` or ``hf_config`` missing."""
     for key in ("id", "hf_config", "deepspeed_config"):
         if key not in case:
             raise InputError(f"case {case.get('id', '?')}: {key!r} is missing")
@@ -86,11 +83,8 @@ def complete(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The cases of a JSON file (a list), or rows of a JSONL file.
-
-    Raises:
-        InputError: not JSON, or not a list of objects.
-    """
+    """The cases of a JSON file (a list), or rows of a JSONL file. Raises InputError: not JSON, or not a list
+    of objects."""
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".jsonl":

@@ -29,11 +29,8 @@ Case = dict[str, Any]
 
 
 def gpu_memory_bytes() -> list[int]:
-    """Free memory of each GPU that may be used, from nvidia-smi.
-
-    Raises:
-        OSError: no nvidia-smi. subprocess.CalledProcessError: it failed.
-    """
+    """Free memory of each GPU that may be used, from nvidia-smi. Raises OSError: no nvidia-smi.
+    subprocess.CalledProcessError: it failed."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     text = subprocess.run(query, check=True, capture_output=True, text=True).stdout
     return [int(line) * 2**20 for line in text.split()]

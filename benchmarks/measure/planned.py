@@ -24,12 +24,9 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model of the catalogue as the planner and the training script are told about it.
-
-    Attributes:
-        argument: of ``--model``: its name, or a file with its configuration where no traced profile is
-            committed, so that it is traced.
-    """
+    """A model of the catalogue as the planner and the training script are told about it. ``argument``: of
+    ``--model``: its name, or a file with its configuration where no traced profile is committed, so that it
+    is traced."""
 
     name: str
     argument: str
@@ -38,11 +35,7 @@ class Subject:
 
 
 def subject(name: str, folder: Path) -> Subject:
-    """The catalogue's model ``name``.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The catalogue's model ``name``. Raises InputError: there is none."""
     entry = models.load(name)
     argument = name
     if name not in profiles.names():
@@ -72,11 +65,8 @@ def ask_plan(options: Options, folder: Path) -> dict[str, Any] | None:
 
 
 def write_plan(options: Options, folder: Path) -> dict[str, Any]:
-    """Write the plan into ``folder``; what ``zerokit plan --json`` prints.
-
-    Raises:
-        NothingFits: no strategy fits.
-    """
+    """Write the plan into ``folder``; what ``zerokit plan --json`` prints. Raises NothingFits: no strategy
+    fits."""
     return planner.plan(named(options), out=folder).to_dict()
 
 

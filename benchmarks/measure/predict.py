@@ -23,11 +23,8 @@ from zerokit.trace.on_demand import complete
 
 
 def estimate(case: Mapping[str, Any], gpu: str = "h200") -> MemoryEstimate:
-    """The memory model's answer for a case or row, every rank.
-
-    Raises:
-        ZerokitError: the model cannot be traced.
-    """
+    """The memory model's answer for a case or row, every rank. Raises ZerokitError: the model cannot be
+    traced."""
     job, strategy = cases.job_and_strategy(case)
     profile = complete(
         None, case["hf_config"], job, strategy, name=case["hf_config"]["model_type"], head=case["head"]

@@ -84,11 +84,8 @@ def prepare(comparison: Comparison, folder: Path) -> list[Case]:
 
 
 class Trials:
-    """The strategies of a comparison and the runs that show them.
-
-    Attributes:
-        fastest: GB of a card -> predicted step of the planner's choice there, in seconds.
-    """
+    """The strategies of a comparison and the runs that show them. ``fastest``: GB of a card -> predicted step
+    of the planner's choice there, in seconds."""
 
     def __init__(self, comparison: Comparison, model: planned.Subject) -> None:
         self.comparison = comparison

@@ -19,14 +19,9 @@ OWN = "zerokit: "
 
 
 def script_path(script: str, copies: Mapping[str, Path | None]) -> Path:
-    """Where a row's script is: in this repository, in another one's copy, or in TRL's package.
-
-    Args:
-        copies: the repositories' folders, by their option in :data:`COPIES`.
-
-    Raises:
-        FileNotFoundError: it is in a repository of which no copy is given.
-    """
+    """Where a row's script is: in this repository, in another one's copy, or in TRL's package. ``copies``:
+    the repositories' folders, by their option in :data:`COPIES`. Raises FileNotFoundError: it is in a
+    repository of which no copy is given."""
     if script.startswith(OWN):
         return ROOT / script.removeprefix(OWN)
     for prefix, option in COPIES.items():

@@ -62,11 +62,8 @@ def laid(row: Row, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def estimated(row: Row, config: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """Peaks of rank 0 by phase in bytes, and what is named as not modelled.
-
-    Raises:
-        ZerokitError: the file is refused.
-    """
+    """Peaks of rank 0 by phase in bytes, and what is named as not modelled. Raises ZerokitError: the file is
+    refused."""
     with laid(row, config) as file:
         length = {"seq_len": row["seq_len"]} if "seq_len" in row else {}  # where rows are shorter than it
         found = zerokit.estimate(file=file, kind=row["trainer"], gpus=row["gpus"], gpu="h200", **length)

@@ -55,11 +55,8 @@ class Offer:
 
 @frozen_dataclass
 class Rate:
-    """What a GPU-hour that is used costs at the cheapest provider.
-
-    Attributes:
-        usd: US dollars; more than the offer's where GPUs of its instance are paid and not used.
-    """
+    """What a GPU-hour that is used costs at the cheapest provider. ``usd``: US dollars; more than the offer's
+    where GPUs of its instance are paid and not used."""
 
     provider: str
     usd: float
@@ -67,12 +64,8 @@ class Rate:
 
 @frozen_dataclass
 class Prices:
-    """A table of prices.
-
-    Attributes:
-        date: no price in it is older; of the shipped ones the source does not tell more.
-        source: where they are from.
-    """
+    """A table of prices. ``date``: no price in it is older; of the shipped ones the source does not tell
+    more. ``source``: where they are from."""
 
     date: datetime.date
     source: str

@@ -38,13 +38,9 @@ def has_entry(folder: Path, text: str) -> bool:
 
 @frozen_dataclass
 class Field:
-    """What one top-level key of a file may hold.
-
-    Attributes:
-        kind: ``text``, ``texts`` (a list), ``number`` (positive), ``whole`` (positive), ``flag``
-            or ``mapping`` (anything below it).
-        choices: the only texts allowed, when not empty.
-    """
+    """What one top-level key of a file may hold. ``kind``: ``text``, ``texts`` (a list), ``number``
+    (positive), ``whole`` (positive), ``flag`` or ``mapping`` (anything below it). ``choices``: the only texts
+    allowed, when not empty."""
 
     kind: str
     required: bool = True
@@ -52,12 +48,9 @@ class Field:
 
 
 def read(path: Path, fields: Mapping[str, Field]) -> Document:
-    """The file, its top-level keys and values checked against ``fields``.
-
-    Raises:
-        FileInputError: not readable, not YAML, or a key or value that is unknown, missing,
-            repeated or of the wrong kind; with the line.
-    """
+    """The file, its top-level keys and values checked against ``fields``. Raises FileInputError: not
+    readable, not YAML, or a key or value that is unknown, missing, repeated or of the wrong kind; with the
+    line."""
     document = load_yaml(path)
     if not isinstance(document.value, dict):
         raise document.error((), "expected a mapping of keys to values")
@@ -148,11 +141,8 @@ def could_mean(
     words_skipped: Iterable[tuple[str, int | None]], *, closest_only: bool = True
 ) -> tuple[str, ...]:
     """The names that an incomplete one could mean, of all names with what :func:`skipped` says of a label of
-    theirs: those in which the words stand in order, the fewest skipped first.
-
-    Args:
-        closest_only: those with nothing skipped alone, where there are any.
-    """
+    theirs: those in which the words stand in order, the fewest skipped first. ``closest_only``: those with
+    nothing skipped alone, where there are any."""
     least: dict[str, int] = {}
     for name, between in words_skipped:
         if between is not None:

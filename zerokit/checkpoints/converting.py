@@ -180,12 +180,8 @@ class Weights:
 
     def write(self, out: Path, *, dry_run: bool = False) -> list[str]:
         """Write them, with the checkpoint's configuration and tokenizer; returns the names of the files, none
-        of a dry run.
-
-        Raises:
-            InputError: the folder is not empty, the model's configuration is missing, or the tool failed.
-            NothingFits: there is no room.
-        """
+        of a dry run. Raises InputError: the folder is not empty, the model's configuration is missing, or the
+        tool failed. Raises NothingFits: there is no room."""
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"⟨out⟩ {out}: not empty; name a new folder")
         beside = [path for path in self.checkpoint.iterdir() if path.suffix in _BESIDE_WEIGHTS]

@@ -42,12 +42,8 @@ def probe(
     limit_seconds: float = LIMIT_SECONDS,
 ) -> HostSpeed:
     """The host's speed while one process for each GPU (``indexes`` as the driver counts them; None: on the
-    CPU) issues work.
-
-    Raises:
-        RankFailed: a process failed; its last words are in the message.
-        RunHung: they did not end within ``limit_seconds``.
-    """
+    CPU) issues work. Raises RankFailed: a process failed; its last words are in the message. Raises RunHung:
+    they did not end within ``limit_seconds``."""
     variables = {**(os.environ if environment is None else environment), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     with temporary_folder("probe") as folder:
         orders = [

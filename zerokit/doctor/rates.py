@@ -61,12 +61,8 @@ def load() -> Rates:
 
 def measure(examination: Examination, say: Callable[[str], None]) -> Rates:
     """Measure this machine and keep the rates for later plans. ``say`` hears first how long that takes.
-
-    Raises:
-        InputError: torch is not installed.
-        RankFailed, RunHung: it did not come to an end.
-        ReportNotWritten: the rates cannot be kept.
-    """
+    Raises InputError: torch is not installed. Raises RankFailed, RunHung: it did not come to an end. Raises
+    ReportNotWritten: the rates cannot be kept."""
     from zerokit.doctor.measure import measure as measure_now
 
     if any(finding.check == "software.torch" for finding in examination.blockers):

@@ -20,12 +20,8 @@ __all__ = ["CLASSIFIERS", "HEADS", "MOST_LAYERS", "Head", "check_modelled", "has
 
 @frozen_dataclass
 class Head:
-    """What a model ends with.
-
-    Attributes:
-        auto_class: of Transformers, which builds it.
-        endings: of class names in ``architectures``.
-    """
+    """What a model ends with. ``auto_class``: of Transformers, which builds it. ``endings``: of class names
+    in ``architectures``."""
 
     auto_class: str
     endings: tuple[str, ...]

@@ -244,11 +244,8 @@ class ModelShape:
         return tuple(module for stack in self.stacks for gemm in stack.gemms for module in gemm.modules)
 
     def fitting(self, pattern: str) -> tuple[str, ...] | None:
-        """Names of the linear modules that a pattern takes in every layer; None: in some layers alone.
-
-        Raises:
-            re.error: the pattern is none.
-        """
+        """Names of the linear modules that a pattern takes in every layer; None: in some layers alone. Raises
+        re.error: the pattern is none."""
         fits = re.compile(pattern).fullmatch
         taken: dict[str, bool] = {}
         for stack in self.stacks:

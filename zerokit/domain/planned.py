@@ -10,12 +10,9 @@ from typing import Any, TypedDict
 
 
 class OfScript(TypedDict, total=False):
-    """What a script that was planned for decides.
-
-    Attributes:
-        decided: options of the request that are the script's, not its user's.
-        engines: DeepSpeed engines that it makes. other_parameters: of models beside the one that trains.
-    """
+    """What a script that was planned for decides. ``decided``: options of the request that are the script's,
+    not its user's. ``engines``: DeepSpeed engines that it makes. ``other_parameters``: of models beside the
+    one that trains."""
 
     model: str
     arguments: list[str]
@@ -49,11 +46,8 @@ class OfEstimate(TypedDict, total=False):
 
 class Chosen(TypedDict, total=False):
     """The choice; of another engine than DeepSpeed there is no ``zero_stage`` and no ``deepspeed_config``.
-
-    Attributes:
-        rehearsed_with: in place of ``rehearsed``: the script and arguments of another command.
-        sequences_per_row: of a batch, as the script's own data has them.
-    """
+    ``rehearsed_with``: in place of ``rehearsed``: the script and arguments of another command.
+    ``sequences_per_row``: of a batch, as the script's own data has them."""
 
     engine: str
     zero_stage: int | None

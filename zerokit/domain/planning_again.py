@@ -43,12 +43,8 @@ def options_with_script(
     chosen: Chosen, request: Facts, ran: Mapping[str, str], script: Sequence[str]
 ) -> tuple[str, ...]:
     """Options as :func:`options_for` has them, for a plan with the script: what it decides is taken out of
-    the recipe.
-
-    Args:
-        ran: may hold options that no word can say, as the model.
-        script: what stands after ``--``.
-    """
+    the recipe. ``ran``: may hold options that no word can say, as the model. ``script``: what stands after
+    ``--``."""
     options = global_batch_for(chosen, request, ran)
     left_out = request.keys() & {*ran, *TOLD_BY_SCRIPT}
     left_out |= {"model"} if "params" in request else set()  # takes the size out, which stands in for it

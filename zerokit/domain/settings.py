@@ -196,12 +196,9 @@ def value_at(config: Any, path: str) -> Any:
 
 @frozen_dataclass
 class Stated:
-    """A value that somebody gives a setting.
-
-    Attributes:
-        where: it stands, as it is written there: ``train.py:12: Accelerator(mixed_precision='bf16')``.
-        edit: arguments that would make it the other side's; empty: there are none.
-    """
+    """A value that somebody gives a setting. ``where``: it stands, as it is written there: ``train.py:12:
+    Accelerator(mixed_precision='bf16')``. ``edit``: arguments that would make it the other side's; empty:
+    there are none."""
 
     setting: Setting
     value: Any
@@ -210,12 +207,8 @@ class Stated:
 
 
 def unlike_script(option: str, asked: object, why: str, change: str = "change the script") -> InputError:
-    """The error of an option that asks for something else than the script does.
-
-    Args:
-        option: as an argument of ``zerokit.plan``. why: what the script does.
-        change: what to do unless the option is left out.
-    """
+    """The error of an option that asks for something else than the script does. ``option``: as an argument of
+    ``zerokit.plan``. ``why``: what the script does. ``change``: what to do unless the option is left out."""
     return InputError(f"⟨{option}⟩ {asked}: {why}; leave ⟨{option}⟩ out, or {change}")
 
 
@@ -229,12 +222,9 @@ def compare(
     stated: Iterable[Stated],
     same: Callable[[object, object], bool] = is_equal,
 ) -> list[tuple[Stated, Any]]:
-    """The statements of values that differ from the plan's, each with the plan's.
-
-    Args:
-        planned: values by a setting's name; one that it lacks is held to nothing.
-        same: whether two values are the same to who reads them.
-    """
+    """The statements of values that differ from the plan's, each with the plan's. ``planned``: values by a
+    setting's name; one that it lacks is held to nothing. ``same``: whether two values are the same to who
+    reads them."""
     return [
         (one, planned[one.setting.name])
         for one in stated

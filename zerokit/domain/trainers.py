@@ -93,12 +93,9 @@ class Trainer:
         dtype: str,
         without: Container[str] = (),
     ) -> str:
-        """The arguments that ask for adapters, and for weights in 4 bits, as a plan counts them.
-
-        Args:
-            dtype: torch's name of the training precision.
-            without: those that need not be said: keys of ``arguments``.
-        """
+        """The arguments that ask for adapters, and for weights in 4 bits, as a plan counts them. ``dtype``:
+        torch's name of the training precision. ``without``: those that need not be said: keys of
+        ``arguments``."""
         wanted = {
             "lora": True,
             "all": targets == ("all-linear",),

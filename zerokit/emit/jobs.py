@@ -188,12 +188,8 @@ def kubernetes_manifest(
 
 @frozen_dataclass
 class Service:
-    """What starts jobs elsewhere.
-
-    Attributes:
-        title: of its file. start: the command that starts a FILE. template: of the file.
-        takes: options that the file has a place for.
-    """
+    """What starts jobs elsewhere. ``title``: of its file. ``start``: the command that starts a FILE.
+    ``template``: of the file. ``takes``: options that the file has a place for."""
 
     title: str
     start: str

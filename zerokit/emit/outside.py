@@ -93,11 +93,8 @@ _IMPORTED = "torch.nn."
 
 @frozen_dataclass
 class Outside:
-    """A value that a plan may not have.
-
-    Attributes:
-        path: of the key. written: its value, as text. problem: what it names, and how it is taken.
-    """
+    """A value that a plan may not have. ``path``: of the key. ``written``: its value, as text. ``problem``:
+    what it names, and how it is taken."""
 
     path: Path
     written: str
@@ -181,13 +178,8 @@ def check_outside(
     document: Document, key_path: Path = (), run_dir: str | os.PathLike[str] | None = None
 ) -> None:
     """Refuse a plan's DeepSpeed configuration at ``key_path`` that names what only a user may name.
-
-    Args:
-        run_dir: where a run of the plan may write; None: not known.
-
-    Raises:
-        FileInputError: with line, column and both paths.
-    """
+    ``run_dir``: where a run of the plan may write; None: not known. Raises FileInputError: with line, column
+    and both paths."""
     config = document.value
     for name in key_path:
         config = config[name]

@@ -267,13 +267,8 @@ def read(
     location: str | pathlib.Path, run_dir: str | pathlib.Path | None = None, document: Document | None = None
 ) -> PlanFile:
     """Read a plan from its folder or its file; ``run_dir``: where it may write; ``document``: what the file
-    says, where it was read.
-
-    Raises:
-        NotAPlan: a file of another kind.
-        FileInputError: missing, a value of the wrong kind, or one that names what only a user may name, with
-            line and column.
-    """
+    says, where it was read. Raises NotAPlan: a file of another kind. Raises FileInputError: missing, a value
+    of the wrong kind, or one that names what only a user may name, with line and column."""
     path = pathlib.Path(location)
     if path.is_dir():
         path = path / FILE_NAME

@@ -271,11 +271,8 @@ def _for_other_machines(command: LaunchCommand, start: Start) -> list[str]:
 
 def _for_the_ranks(command: LaunchCommand, base: Mapping[str, str]) -> dict[str, str | None]:
     """The variables of ranks on other machines: those we set, and the user's that DeepSpeed would garble,
-    which are taken from its own environment, so that it does not export them.
-
-    Raises:
-        InputError: one that Python itself needs before a rank begins.
-    """
+    which are taken from its own environment, so that it does not export them. Raises InputError: one that
+    Python itself needs before a rank begins."""
     variables = {n: v for n, v in command.set_variables.items() if n not in _FOR_DEEPSPEED}
     for name in ("CUDA_VISIBLE_DEVICES", "DS_ENV_FILE"):  # deepspeed/launcher/launch.py sets the former
         variables.pop(name, None)

@@ -94,11 +94,8 @@ class ResumePoint:
         return self.zero if ranks != self.ranks else None
 
     def make_ready(self, ranks: int, say: Say, *, dry_run: bool = False) -> None:
-        """Convert what has to be, and say first what that needs.
-
-        Raises:
-            InputError: it cannot go on with so many ranks. NothingFits: there is no room to convert it.
-        """
+        """Convert what has to be, and say first what that needs. Raises InputError: it cannot go on with so
+        many ranks. NothingFits: there is no room to convert it."""
         say(f"resumes {self.checkpoint.path}, which {counted(self.ranks, 'rank')} wrote, on {ranks}")
         if ranks == self.ranks:
             return

@@ -70,11 +70,8 @@ def check_reaches(plan: PlanFile, own: ScriptOptions, *, on_cpu: bool = False) -
 
 def accelerate_file(plan: PlanFile, ranks: int, nodes: int = 1) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What ``accelerate launch`` is given for so many ranks: the plan's strategy, with what stands otherwise
-    in the ``accelerate.yaml`` beside it, which is said.
-
-    Raises:
-        InputError: the file has errors, or the plan's groups of ranks are not those of the launch.
-    """
+    in the ``accelerate.yaml`` beside it, which is said. Raises InputError: the file has errors, or the plan's
+    groups of ranks are not those of the launch."""
     from zerokit.planner.one_strategy import read_checked
 
     body: dict[str, Any] = {**fsdp2.accelerate_config(plan.strategy(), nodes), "num_processes": ranks}

@@ -18,12 +18,8 @@ from zerokit.temporary import is_temporary, make_folder
 
 def read_plan(folder: str, run_dir: Path | None = None) -> tuple[PlanFile, dict[str, Any] | None]:
     """The plan file and its DeepSpeed configuration (``ds_config.json`` beside it goes first); None: it is
-    another engine's. ``run_dir``: where a run with it may write.
-
-    Raises:
-        InputError: no plan there, a file in it that cannot be read, or one that names what only a user may
-            name.
-    """
+    another engine's. ``run_dir``: where a run with it may write. Raises InputError: no plan there, a file in
+    it that cannot be read, or one that names what only a user may name."""
     plan = read_plan_file(folder, run_dir, engines=("deepspeed", "fsdp2"))
     if plan.engine != "deepspeed":
         return plan, None
@@ -104,11 +100,8 @@ def choose_plan(
     say: Callable[[str], None],
 ) -> str | None:
     """The folder of the plan; None: the script runs without one. A DeepSpeed file among its arguments goes
-    before a plan that only lies here.
-
-    Raises:
-        InputError: more than one is named, or the recipe cannot be planned.
-    """
+    before a plan that only lies here. Raises InputError: more than one is named, or the recipe cannot be
+    planned."""
     named = {"plan": plan, "recipe": recipe, "deepspeed": deepspeed, "no_plan": no_plan}
     named_options = [f"⟨{name}⟩" for name, value in named.items() if value]
     if len(named_options) > 1:

@@ -69,11 +69,8 @@ def _job(plan: PlanFile) -> Job:
 
 def accelerate_config(folder: str, form: str, config: str | None) -> str:
     """The YAML for ``accelerate launch --config_file``: ``file`` names a DeepSpeed JSON (``config``, or the
-    plan's for Accelerate), ``plugin`` has the plugin's own keys.
-
-    Raises:
-        InputError: there is no such plan, or it cannot be said in this form.
-    """
+    plan's for Accelerate), ``plugin`` has the plugin's own keys. Raises InputError: there is no such plan, or
+    it cannot be said in this form."""
     if form == "plugin" and config is not None:
         raise InputError("⟨deepspeed⟩: only with ⟨form⟩ file")
     plan = read_plan_file(folder)
@@ -114,11 +111,8 @@ def sbatch_script(job: JobScript, *, job_name: str, time_limit: str | None, say:
 
 def kubernetes_manifest(job: JobScript, *, image: str, name: str, gpu_resource: str, say: Say) -> str:
     """A manifest: the DeepSpeed JSON as a ConfigMap, and an Indexed Job of one pod per node of the plan.
-    Arguments as of :func:`sbatch_script`; the script is a path in the image.
-
-    Raises:
-        InputError: the plan is not for GPUs, or the script cannot be given its configuration.
-    """
+    Arguments as of :func:`sbatch_script`; the script is a path in the image. Raises InputError: the plan is
+    not for GPUs, or the script cannot be given its configuration."""
     jobs.check_kubernetes(name, image, gpu_resource)
     launched = _launched(job, say, in_pod=True)
     plan, is_fsdp2 = launched.plan, launched.plan.engine == "fsdp2"

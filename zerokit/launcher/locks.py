@@ -116,11 +116,8 @@ def _is_private(folder: Path) -> bool:
 
 def lock_run_folder(folder: Path, option: str) -> FileLock:
     """The lock of a run folder, for the life of the launch; ``option`` is the folder as the user wrote it.
-
-    Raises:
-        InputError: another launch has it; names its process.
-        ReportNotWritten: nothing can be written there.
-    """
+    Raises InputError: another launch has it; names its process. Raises ReportNotWritten: nothing can be
+    written there."""
     path = folder / RUN_LOCK
     try:
         lock = acquire(path)

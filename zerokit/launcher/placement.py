@@ -230,11 +230,8 @@ def decide_placement(
     dry_run: bool = False,
 ) -> Placement:
     """Choose machines, devices and a port, which stays reserved until ``stack`` is closed. In a ``dry_run``
-    this machine may lack the GPUs, and the others need not answer.
-
-    Raises:
-        InputError: bad input. NodeUnusable: a device, node or port cannot be used.
-    """
+    this machine may lack the GPUs, and the others need not answer. Raises InputError: bad input.
+    NodeUnusable: a device, node or port cannot be used."""
     hosts = None
     if options.hostfile is not None:
         hosts = cluster.choose_hosts(cluster.read_hostfile(Path(options.hostfile)), options.nodes)

@@ -205,11 +205,8 @@ def other_optimizer(options: ScriptOptions, config: Mapping[str, Any]) -> list[s
 
 def _decided_options(options: ScriptOptions, chosen: Chosen, *, on_cpu: bool) -> dict[str, str]:
     """What a script decides otherwise than a plan, as options of ``plan``; of its batch all that it decides.
-
-    Args:
-        on_cpu: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
-            optimizer count too.
-    """
+    ``on_cpu``: for CPU ranks, for which no plan is made with a script: a Trainer's checkpointing and its
+    optimizer count too."""
     said = [one for one in options.fixed() if one.setting.name in (*_BATCH, "precision")]
     unlike = {one.setting.name for one, _ in compare({"precision": None, **chosen}, said, operator.eq)}
     unlike |= {*_BATCH} if unlike & {*_BATCH} else set()
@@ -254,11 +251,8 @@ def _strategy(config: Any, where: str) -> Iterator[Stated]:
 
 def of_job(options: ScriptOptions, plan: PlanFile, by_options: bool = True) -> list[str]:
     """Warnings where the arguments name another method, other adapters or another length than the plan's;
-    what only code decides, the rehearsal before a launch tells.
-
-    Args:
-        by_options: say which options plan for what the script does, as no command beside them does.
-    """
+    what only code decides, the rehearsal before a launch tells. ``by_options``: say which options plan for
+    what the script does, as no command beside them does."""
     planned: dict[str, Any] = {"seq_len": plan.seq_len, "method": plan.method}
     trls, lora = "", plan.lora
     if lora is not None:
@@ -406,12 +400,8 @@ _READERS = {"raw", "trainer", "accelerate"}
 
 def check_own_file(path: str, *, style: str, ranks: int, accept_mismatch: bool) -> tuple[str, ...]:
     """Lint the file for who reads it (a ``style``; one that takes no configuration reads none) and for so
-    many ranks: a warning for each finding that is none of ``check``'s notes.
-
-    Raises:
-        InputError: the run would fail on the file, and no mismatch is accepted; the message names each such
-            line, and its fix.
-    """
+    many ranks: a warning for each finding that is none of ``check``'s notes. Raises InputError: the run would
+    fail on the file, and no mismatch is accepted; the message names each such line, and its fix."""
     if style not in _READERS:
         return ()
     findings = _findings(path, style, ranks)
@@ -444,11 +434,8 @@ def check_agrees(
 
 def _beside_plan(options: ScriptOptions, added: Sequence[str], *, accept_mismatch: bool) -> tuple[str, ...]:
     """Hold a Trainer's arguments, with those ``added`` from a plan, to the DeepSpeed file that they name,
-    though the plan gives it one: warnings.
-
-    Raises:
-        InputError: Transformers would end the run; the message says on what, and the fix.
-    """
+    though the plan gives it one: warnings. Raises InputError: Transformers would end the run; the message
+    says on what, and the fix."""
     if options.style != "trainer" or options.own_deepspeed_file is None:
         return ()
     name, where = options.own_deepspeed_file
@@ -510,11 +497,8 @@ def of_arguments(options: ScriptOptions, ranks: int) -> tuple[str, ...]:
 
 def refuse_missing(options: ScriptOptions) -> None:
     """Stop where the script's arguments name a DeepSpeed file that does not exist: a script that ignores them
-    would be rehearsed without it. A launched script may make the file itself.
-
-    Raises:
-        InputError: names the argument.
-    """
+    would be rehearsed without it. A launched script may make the file itself. Raises InputError: names the
+    argument."""
     named = options.given("deepspeed") or options.given("deepspeed_config")
     file = str(named[0]) if named is not None else ""
     if named is not None and file.endswith(".json") and not Path(file).exists():

@@ -33,11 +33,8 @@ _NEEDED_ON_NODES = [CONFIG_FILE, PLAN_FILE]
 
 def prepare(options: LaunchOptions, run_dir: Path, stack: ExitStack, *, dry_run: bool = False) -> Launch:
     """Decide everything. Ports stay reserved until ``stack`` is closed. Writes nothing. For a ``dry_run``
-    this machine may lack the GPUs.
-
-    Raises:
-        InputError: bad input. NodeUnusable: a device, node or port cannot be used.
-    """
+    this machine may lack the GPUs. Raises InputError: bad input. NodeUnusable: a device, node or port cannot
+    be used."""
     target = options.target
     facts = reader.read_target(target)
     untrained, read = plan_agreement.read_of_source(facts, target, options.command)
@@ -231,12 +228,9 @@ def _style(options: LaunchOptions, facts: reader.ScriptFacts, notes: list[str], 
 
 
 def write_files(launch: Launch) -> None:
-    """Write what the run needs and what it is, into the run folder. No secret is among it.
-
-    Raises:
-        ReportNotWritten: the disk is full or read-only.
-        NodeUnusable: a node that does not share the folder cannot write it.
-    """
+    """Write what the run needs and what it is, into the run folder. No secret is among it. Raises
+    ReportNotWritten: the disk is full or read-only. Raises NodeUnusable: a node that does not share the
+    folder cannot write it."""
     run_dir = launch.run_dir
     if launch.config is not None:
         run_folder.write_json(run_dir / CONFIG_FILE, launch.config)

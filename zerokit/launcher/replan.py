@@ -143,12 +143,8 @@ def larger_than_memory(oom: Mapping[str, Any], host_bytes: int | None) -> str | 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shortage:
     """What went out of memory (``ran``: the plan, with what ran in place of what was planned), and how much
-    its next plan may need.
-
-    Attributes:
-        told: the share of the predicted peak that the next run may reach; None: the failure does not tell.
-        request: the options of the next plan.
-    """
+    its next plan may need. ``told``: the share of the predicted peak that the next run may reach; None: the
+    failure does not tell. ``request``: the options of the next plan."""
 
     ran: Mapping[str, Any]
     peak: int

@@ -69,11 +69,8 @@ def plan_for_ranks(
     folder: str, ranks: int | None, plan_into: Callable[[Mapping[str, Any], Path], None], say: Say
 ) -> str:
     """The plan, made again for so many ranks where it is for others: the same strategy and global batch, and
-    the batch size per GPU, too, where that fits.
-
-    Raises:
-        InputError: its file was edited. NothingFits: the strategy does not fit so many.
-    """
+    the batch size per GPU, too, where that fits. Raises InputError: its file was edited. NothingFits: the
+    strategy does not fit so many."""
     with about("plan"):
         plan = plan_file.read(folder)
     if ranks is None or ranks == plan.world_size:
@@ -120,12 +117,9 @@ def plan_for_ranks(
 def resuming(
     options: LaunchOptions, plan_into: Callable[[Mapping[str, Any], Path], None], say: Say
 ) -> LaunchOptions:
-    """The launch that goes on where the run that ``resume`` names has its newest checkpoint.
-
-    Raises:
-        InputError: there is none, or it is not known how the script takes it. NothingFits: the plan's
-            strategy does not fit so many ranks.
-    """
+    """The launch that goes on where the run that ``resume`` names has its newest checkpoint. Raises
+    InputError: there is none, or it is not known how the script takes it. NothingFits: the plan's strategy
+    does not fit so many ranks."""
     point = point_of(Path(os.fspath(options.resume or "")))
     script_options = reader.read_target(options.target).options
     try:

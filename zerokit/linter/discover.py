@@ -151,12 +151,8 @@ _MOST_BYTES = 1 << 20
 
 
 class Files(NamedTuple):
-    """The files to check.
-
-    Attributes:
-        discovered: those that were found in a folder rather than named, and that folder.
-        leaving: links that lead out of the folder they were found in.
-    """
+    """The files to check. ``discovered``: those that were found in a folder rather than named, and that
+    folder. ``leaving``: links that lead out of the folder they were found in."""
 
     paths: list[str]
     discovered: dict[str, str]

@@ -32,12 +32,8 @@ _SETTINGS = ("world_size", "gpus_per_node", "key_value_heads", "model_code")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One rule, explained.
-
-    Attributes:
-        files: name and text of the files of the example; the first breaks the rule.
-        finding: what is found in it.
-    """
+    """One rule, explained. ``files``: name and text of the files of the example; the first breaks the rule.
+    ``finding``: what is found in it."""
 
     rule: str
     why: str

@@ -23,14 +23,9 @@ _YAML_KEY = re.compile(r"""[^\s:#]+|"[^"]*"|'[^']*'""")
 
 
 def fix_file(file: CheckedFile, *, unsafe: bool = False) -> list[Finding]:
-    """Change the file where that is safe, and write it; returns the findings that were fixed.
-
-    Args:
-        unsafe: make the changes, too, that let an ignored setting take effect or turn one off.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Change the file where that is safe, and write it; returns the findings that were fixed. ``unsafe``:
+    make the changes, too, that let an ignored setting take effect or turn one off. Raises InputError: the
+    file cannot be written."""
     wanted = ("safe", "unsafe") if unsafe else ("safe",)
     text, fixed = fixed_text(file, [finding for finding in file.findings if finding.fixable in wanted])
     if fixed:
@@ -98,11 +93,8 @@ def _changed(document: Document, edits: Sequence[Edit], *, as_json: bool) -> tup
 
 
 def _apply(document: Document, edit: Edit, text: str, lines: Lines, *, as_json: bool) -> str | None:
-    """The text after one edit; ``None`` where it cannot be made.
-
-    Args:
-        text: the document's, in which only what comes later was changed.
-    """
+    """The text after one edit; ``None`` where it cannot be made. ``text``: the document's, in which only what
+    comes later was changed."""
     path: Path = tuple(edit.key.split("."))
     start = lines.offset(document.keys[path])
     if edit.kind == "rename":

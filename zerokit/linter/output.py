@@ -146,10 +146,7 @@ def as_text(
     files: Sequence[CheckedFile], *, notes: bool = False, width: int | None = None, skipped: int = 0
 ) -> str:
     """One block per finding, ``file:line:column`` first, and a summary line; at most ``width`` columns.
-
-    Args:
-        skipped: files of a folder that are no configurations.
-    """
+    ``skipped``: files of a folder that are no configurations."""
     lines: list[str] = []
     for file in files:
         text = [] if file.kind == "hostfile" else file.text.split("\n")
@@ -168,10 +165,7 @@ def as_text(
 
 def nothing_written(files: Sequence[CheckedFile], *, unsafe: bool, notes: bool = False) -> str:
     """What ``--fix`` says when it wrote nothing and there is something to fix; empty where there is not.
-
-    Args:
-        unsafe: whether what only ``--unsafe`` writes was asked for, too.
-    """
+    ``unsafe``: whether what only ``--unsafe`` writes was asked for, too."""
     shown = listed(files, notes)
     if not shown:
         return ""

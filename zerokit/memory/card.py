@@ -115,11 +115,8 @@ def allocator_bytes(gpu: Gpu, peak_bytes: int, *, keeps: bool = False) -> int:
 
 
 def min_vram_bytes(gpu: Gpu, strategy: Strategy, peak_bytes: int, trainer: Trainer | None = None) -> int:
-    """The smallest card, in nvidia-smi's total, on which a run with this peak succeeds. Bytes.
-
-    Args:
-        trainer: under which it runs; None: a loop of its own.
-    """
+    """The smallest card, in nvidia-smi's total, on which a run with this peak succeeds. Bytes. ``trainer``:
+    under which it runs; None: a loop of its own."""
     return (
         peak_bytes
         + allocator_bytes(gpu, peak_bytes, keeps=trainer is not None and keeps_memory(strategy, trainer))

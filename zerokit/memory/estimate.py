@@ -126,11 +126,8 @@ def with_evaluation(
     gpu: Gpu,
 ) -> Timeline:
     """The timeline with a pass of an evaluation (transformers/trainer.py, ``evaluation_loop``, which keeps
-    the loss alone where nobody computes metrics), of ``point`` sequences and tokens.
-
-    Args:
-        checkpointed: the trace under full checkpointing.
-    """
+    the loss alone where nobody computes metrics), of ``point`` sequences and tokens. ``checkpointed``: the
+    trace under full checkpointing."""
     size = loss_size(model, *point, settings, gpu.supports("bf16"))
     peaks = tuple(_without_graph(model, checkpointed, point, size, gpu.processors, with_adapters=True))
     return replace(timeline, evaluation=Pass(peaks=peaks, levels=peaks, afters=peaks))

@@ -187,14 +187,8 @@ def estimate(
     say: Say | None = None,
 ) -> Estimate:
     """Predict memory and step time of one strategy: that of the file ``deepspeed`` or ``accelerate``, of a
-    trainer's own ``file``, or of the options.
-
-    Args:
-        traces: a model is traced where no trace is at hand.
-
-    Raises:
-        InputError: an argument that cannot be, or a file that cannot be read.
-    """
+    trainer's own ``file``, or of the options. ``traces``: a model is traced where no trace is at hand. Raises
+    InputError: an argument that cannot be, or a file that cannot be read."""
     from zerokit.domain.unmodelled import BASIS, moves_memory, not_modelled, unmodelled_keys
     from zerokit.errors import about
     from zerokit.linter.deepspeed.tables import has_key

@@ -34,12 +34,8 @@ _READ = ("checkpointing", "offload_activations")
 
 @frozen_dataclass
 class Fsdp2File:
-    """A file with FSDP2.
-
-    Attributes:
-        says: what it says of the engine.
-        ignored: what ``zerokit check`` finds that changes nothing, with its fix.
-    """
+    """A file with FSDP2. ``says``: what it says of the engine. ``ignored``: what ``zerokit check`` finds that
+    changes nothing, with its fix."""
 
     path: Path
     says: Fsdp2Config
@@ -50,12 +46,8 @@ def read_accelerate_file(
     path: Path, options: Mapping[str, Any]
 ) -> tuple[Fsdp2File | StrategyFile, dict[str, Any]]:
     """Read a file, or the DeepSpeed JSON that it names; with the options, the number of GPUs and the batch
-    that it says among them.
-
-    Raises:
-        InputError: it cannot be read, errors in it, another engine, what is not modelled, or an argument that
-            the file decides.
-    """
+    that it says among them. Raises InputError: it cannot be read, errors in it, another engine, what is not
+    modelled, or an argument that the file decides."""
     kind, value, ignored = read_checked(str(path), ("accelerate", "arguments"))
     runs = value.get("distributed_type") if kind == "accelerate" else "FSDP" if value.get("fsdp") else None
     try:

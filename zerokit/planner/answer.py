@@ -62,11 +62,8 @@ def run_command(
     chosen: Strategy, cluster: Cluster, folder: str, script: Iterable[str], *, of_trainer: bool = False
 ) -> str:
     """What is typed next, with a plan's folder: a launch, or for several nodes a job for all of them.
-
-    Args:
-        script: its words and arguments; empty: some ``train.py``.
-        of_trainer: they are a trainer's, whose file says all of a plan that needs no engine.
-    """
+    ``script``: its words and arguments; empty: some ``train.py``. ``of_trainer``: they are a trainer's, whose
+    file says all of a plan that needs no engine."""
     words = tuple(script) or ("train.py",)
     if of_trainer and chosen.engine == "ddp":
         ranks = ("--gpus", str(cluster.gpus)) if cluster.nodes == 1 else ("--hostfile", "hosts")
@@ -122,10 +119,7 @@ def worth_a_look(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 def script_must(strategy: Strategy, job: Job, *, with_plan: bool = True) -> tuple[str, ...]:
     """What the figures count on and only the training script can do, each as a sentence with its Python.
-
-    Args:
-        with_plan: the script is launched with a plan, which adds to a Trainer's arguments.
-    """
+    ``with_plan``: the script is launched with a plan, which adds to a Trainer's arguments."""
     todo: list[str] = []
     dtype, lora, row = TORCH_NAMES[strategy.settings.precision], job.lora, job.defaults
     by_trainer = lora is not None and job.quantization == "none" and bool(row.arguments)

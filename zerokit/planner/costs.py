@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 def costs_of(
     price: str | None, kinds: Sequence[Gpu], *, is_other_card: bool
 ) -> tuple[catalog.Prices | None, Callable[[Size], dict[str, Any]]]:
-    """The table, where no price is given, and what gives the prices of an answer's row.
-
-    Args:
-        is_other_card: the cards have another memory than the catalogue's, and so another price.
-
-    Raises:
-        InputError: as :func:`prices_of`.
-    """
+    """The table, where no price is given, and what gives the prices of an answer's row. ``is_other_card``:
+    the cards have another memory than the catalogue's, and so another price. Raises InputError: as
+    :func:`prices_of`."""
     given = prices_of(price, [gpu.name for gpu in kinds])
     table = catalog.table() if price is None and not is_other_card else None
 

@@ -338,11 +338,7 @@ def of_version_2(
     block: Mapping[str, Any], prefix: str, ranks: int | None, nodes: int
 ) -> tuple[dict[str, Any], dict[str, int], tuple[Change, ...]]:
     """A block of version 1 in the words of version 2, the ``parallelism_config`` beside it, and what changed.
-
-    Args:
-        prefix: of its keys: ``fsdp_``, or nothing in a Trainer's.
-        ranks: of the run; None: not said.
-    """
+    ``prefix``: of its keys: ``fsdp_``, or nothing in a Trainer's. ``ranks``: of the run; None: not said."""
     new, sizes, found = dict[str, Any](), dict[str, int](), list[Change]()
     for key, value in block.items():
         name, word = str(key).removeprefix("fsdp_"), str(value).upper().removeprefix("_")

@@ -84,10 +84,7 @@ class Depth:
     ) -> Depth | None:
         """What two rehearsals of one strategy show that differ by :data:`FURTHER` layers; None: that its
         layers take something else than the replay says, or that there is no replay of a part of the model.
-
-        Args:
-            fewer: with ``layers`` of the layers; more: with so many more.
-        """
+        ``fewer``: with ``layers`` of the layers; ``more``: with so many more."""
         low, high = (_Replayed.of(request, fewer.strategy, count) for count in (layers, layers + FURTHER))
         if low is None or high is None or of != request.shape.layers:
             return None

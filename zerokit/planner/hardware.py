@@ -245,13 +245,8 @@ def gpu_of_this_machine() -> tuple[Gpu | None, str, int]:
 
 def gpu_of_plan(cluster: Mapping[str, Any], request: Mapping[str, Any]) -> Gpu | None:
     """The GPU that a plan was made for, with the memory that was asked for; None: CPU ranks, or not known.
-
-    Args:
-        cluster: the plan's. request: its own.
-
-    Raises:
-        InputError: the catalogue does not have it, or the size is none.
-    """
+    ``cluster``: the plan's. ``request``: its own. Raises InputError: the catalogue does not have it, or the
+    size is none."""
     from zerokit.catalog import gpus
 
     name, size = cluster.get("gpu"), request.get("vram")

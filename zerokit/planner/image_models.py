@@ -57,10 +57,8 @@ def built_with_images(
     config: Mapping[str, Any], name: str, processor: Mapping[str, Any], images: RequestedImages
 ) -> tuple[ModelShape, SequenceImages, tuple[str, ...]]:
     """The model as Transformers builds it, the images as its processor gives them, and what to say of both.
-
-    Raises:
-        InputError: Transformers is not installed, cannot build the model, or the processor is not modelled.
-    """
+    Raises InputError: Transformers is not installed, cannot build the model, or the processor is not
+    modelled."""
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise InputError(
             f"⟨images⟩ {images.count}: traced by Transformers, not installed here ({INSTALL_TRAINING})"

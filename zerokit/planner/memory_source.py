@@ -58,10 +58,7 @@ _OF_THE_SEARCH = ("top", "recipe", "out")
 
 def trace_command(request: Mapping[str, object], strategy: Strategy) -> str:
     """``zerokit estimate`` for the chosen strategy: what was given, its batch and what decides its trace.
-
-    Args:
-        request: the arguments that were given, by option without dashes in front.
-    """
+    ``request``: the arguments that were given, by option without dashes in front."""
     chosen = {
         "tp": strategy.tensor_parallel,
         "pp": strategy.pipeline_parallel,
@@ -358,12 +355,8 @@ class Model(MemoryModel):
 
 @dataclass(slots=True)
 class ScriptMemory(MemoryModel):
-    """Memory of one script.
-
-    Attributes:
-        model: the replay of the model that the script trains.
-        script: its rehearsals.
-    """
+    """Memory of one script. ``model``: the replay of the model that the script trains. ``script``: its
+    rehearsals."""
 
     model: MemoryModel
     script: ScriptProfile

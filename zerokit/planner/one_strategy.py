@@ -65,13 +65,8 @@ def read_checked(
     path: str, kinds: Sequence[str], *, passes: Collection[str] = ()
 ) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
     """The kind of a file, what it holds, and what it says without effect, in the words of ``zerokit check``.
-
-    Args:
-        passes: rules whose errors stop nothing.
-
-    Raises:
-        InputError: every error of the file, with its fix; or a file of another kind.
-    """
+    ``passes``: rules whose errors stop nothing. Raises InputError: every error of the file, with its fix; or
+    a file of another kind."""
     from zerokit.linter.deepspeed.file import Context
 
     checked = _checked(path, Context(), None, passes)
@@ -365,10 +360,7 @@ def batch_note(config: Mapping[str, Any], key: str, value: int) -> tuple[Note, .
 
 def trainers_micro_batch(train: int | None, ranks: int, steps: int | None) -> int:
     """What a Trainer takes per GPU: its default, or the next size below with which ``train`` can be met.
-
-    Args:
-        steps: of accumulation; None: the script decides them, too.
-    """
+    ``steps``: of accumulation; None: the script decides them, too."""
     if train is None or train % (ranks * (steps or 1)):
         return TRAINERS_MICRO_BATCH
     share = train // (ranks * (steps or 1))

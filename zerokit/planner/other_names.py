@@ -91,12 +91,8 @@ OTHER_NAMES: Mapping[str, str] = {name: text for text, names in _INSTEAD.items()
 
 def in_place_of_accelerate_yaml(name: str, command: str, arguments: Collection[str]) -> str | None:
     """What to give a command that runs a script, where an accelerate YAML was given; None: another option is
-    meant, or the command takes no plan.
-
-    Args:
-        name: with or without dashes. command: without the program: ``emit sbatch``.
-        arguments: the command's own, with underscores.
-    """
+    meant, or the command takes no plan. ``name``: with or without dashes. ``command``: without the program:
+    ``emit sbatch``. ``arguments``: the command's own, with underscores."""
     if _key(name) not in ACCELERATE_YAML or "plan" not in arguments:
         return None
     or_file = ", or give a DeepSpeed JSON with ⟨deepspeed⟩ FILE" if "deepspeed" in arguments else ""
@@ -112,12 +108,8 @@ def _key(name: str) -> str:
 
 
 def instead(name: str, candidates: Iterable[str]) -> str | None:
-    """What to write instead of an argument that does not exist here; None where nothing is near.
-
-    Args:
-        name: with or without dashes.
-        candidates: the arguments that there are, with underscores.
-    """
+    """What to write instead of an argument that does not exist here; None where nothing is near. ``name``:
+    with or without dashes. ``candidates``: the arguments that there are, with underscores."""
     from zerokit.suggest import by_words, misspelt
 
     key = _key(name)

@@ -150,13 +150,8 @@ class PlanResult(Document):
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
-
-        Args:
-            say: hears of an older plan for something else, which this one replaces.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
+        ``say``: hears of an older plan for something else, which this one replaces. Raises InputError: the
+        folder cannot be written."""
         older = replaced(Path(folder), self.request) if say is not None else None
         if say is not None and older is not None:
             say(older)
@@ -301,10 +296,7 @@ def _refuse_conflicts(file: TrainerFile, changed: Sequence[Change]) -> None:
 
 def replaced(folder: Path, request: Mapping[str, Any]) -> str | None:
     """What to say before a plan is written into a folder: which other one it replaces; None: none.
-
-    Args:
-        request: of the new plan, as :func:`write_plan` takes it.
-    """
+    ``request``: of the new plan, as :func:`write_plan` takes it."""
     from zerokit.emit import plan_file
 
     if not (folder / plan_file.FILE_NAME).is_file():

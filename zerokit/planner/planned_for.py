@@ -17,12 +17,8 @@ _BATCH = ("micro_batch", "gradient_accumulation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFor:
-    """What is to be planned for one script.
-
-    Attributes:
-        request: with what the script decides, and a note for each.
-        decided: the same as options of ``plan``.
-    """
+    """What is to be planned for one script. ``request``: with what the script decides, and a note for each.
+    ``decided``: the same as options of ``plan``."""
 
     request: Request
     decided: dict[str, str]

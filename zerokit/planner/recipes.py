@@ -237,13 +237,8 @@ def _check_expect(document: Document, expect: object) -> None:
 
 def with_overrides(recipe: Recipe, overrides: Sequence[str], *, for_script: bool = False) -> Recipe:
     """The recipe with ``key=value`` applied (``key=`` takes the key out); ``expect`` then no longer holds.
-
-    Args:
-        for_script: a script is planned for, so that no model need be left: it tells its own.
-
-    Raises:
-        InputError: not ``key=value``, an unknown key, or a value out of range.
-    """
+    ``for_script``: a script is planned for, so that no model need be left: it tells its own. Raises
+    InputError: not ``key=value``, an unknown key, or a value out of range."""
     if not overrides:
         return recipe
     request = dict(recipe.request)
@@ -309,14 +304,9 @@ def merged(
 
 @contextlib.contextmanager
 def named_in_refusals(typed: Mapping[str, Any], requested: Mapping[str, Any]) -> Iterator[None]:
-    """Words a refusal of a value that nobody typed as the recipe's, and says how to take it out.
-
-    Args:
-        typed: the options that were given. requested: the same with the recipe's, from :func:`merged`.
-
-    Raises:
-        InputError: as it was raised, in other words.
-    """
+    """Words a refusal of a value that nobody typed as the recipe's, and says how to take it out. ``typed``:
+    the options that were given. ``requested``: the same with the recipe's, from :func:`merged`. Raises
+    InputError: as it was raised, in other words."""
     try:
         yield
     except InputError as error:
@@ -377,11 +367,8 @@ def prediction_of(chosen: Mapping[str, Any]) -> dict[str, float]:
 
 def check_recipe(recipe: Recipe, *, write: bool = False) -> list[str]:
     """Plan it, and say where the plan is not what it expects; ``write``: make that its expectation instead.
-
-    Raises:
-        InputError: it expects nothing yet, or cannot be planned or written.
-        NothingFits: no strategy fits.
-    """
+    Raises InputError: it expects nothing yet, or cannot be planned or written. Raises NothingFits: no
+    strategy fits."""
     with temporary_folder("recipe") as folder:
         chosen = planner.plan(recipe.options(), top=1, out=folder).chosen.to_dict()
     if write:
@@ -436,11 +423,8 @@ class ScriptBefore:
 def script_before(
     recipe: str, overrides: Sequence[str], options: Mapping[str, Any], request: Mapping[str, Any]
 ) -> ScriptBefore | None:
-    """The script that the plan named as a recipe was made with; None: it was made with none.
-
-    Args:
-        options: those given beside the recipe. request: what is planned for, with both.
-    """
+    """The script that the plan named as a recipe was made with; None: it was made with none. ``options``:
+    those given beside the recipe. ``request``: what is planned for, with both."""
     found = load_any(recipe)
     if not found.script.get("name"):
         return None

@@ -123,11 +123,8 @@ class RehearsedSearch(Generic[Outcome]):
     def rehearse(
         self, request: Request, strategy: Strategy, purpose: str = "", run: Run[Outcome] | None = None
     ) -> Outcome:
-        """Rehearse one strategy, and keep what it shows.
-
-        Args:
-            purpose: what for. run: in the place of the search's own.
-        """
+        """Rehearse one strategy, and keep what it shows. ``purpose``: what for. ``run``: in the place of the
+        search's own."""
         began = time.monotonic()
         seconds_left = max(0.0, self.seconds - (began - self._began))
         title = ", ".join(filter(None, (f"rehearsal {len(self.records) + 1}", purpose)))

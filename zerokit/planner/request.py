@@ -391,11 +391,8 @@ def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: 
 
 def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     """DeepSpeed's type of the optimizer or the Trainer's name of one that the script makes, and what to say.
-
-    Raises:
-        InputError: there is none of this name, or it is not modelled. The rule for files asks the same of a
-            DeepSpeed JSON.
-    """
+    Raises InputError: there is none of this name, or it is not modelled. The rule for files asks the same of
+    a DeepSpeed JSON."""
     from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS, client_optimizer
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule

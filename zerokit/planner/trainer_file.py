@@ -35,11 +35,8 @@ _BATCH = ("global_batch", "micro_batch", "gradient_accumulation")
 def job_options(
     file: TrainerFile, options: Mapping[str, Any], *, on_these_gpus: bool = True
 ) -> dict[str, Any]:
-    """The options of a plan for the file's job; those that were given win.
-
-    Args:
-        on_these_gpus: how many there are is known, and with them the global batch that the file trains with.
-    """
+    """The options of a plan for the file's job; those that were given win. ``on_these_gpus``: how many there
+    are is known, and with them the global batch that the file trains with."""
     said = _said(file, options)
     _leave_out_idle(said, options, "fsdp2" if "fsdp" in file.engine else "deepspeed")
     if on_these_gpus and said.get("micro_batch") and not any(options.get(name) for name in _BATCH):
@@ -72,11 +69,8 @@ def given_strategy(
     file: TrainerFile | None,
 ) -> tuple[str, Fsdp2File | StrategyFile | None, dict[str, Any]]:
     """The argument that decides the strategy of an estimate, the configuration that it names, and the options
-    with what it says; None: options alone decide.
-
-    Raises:
-        InputError: two arguments do, or a file that cannot be read or is not modelled.
-    """
+    with what it says; None: options alone decide. Raises InputError: two arguments do, or a file that cannot
+    be read or is not modelled."""
     files = {"accelerate": accelerate, "deepspeed": deepspeed, "file": file}
     fields = [name for name, one in files.items() if one is not None]
     if len(fields) > 1:
@@ -96,11 +90,8 @@ def strategy_of(
     file: TrainerFile, options: Mapping[str, Any]
 ) -> tuple[Fsdp2File | StrategyFile | None, dict[str, Any]]:
     """The DeepSpeed or FSDP2 configuration that a file runs with, and the options that it leaves open; None:
-    it runs without an engine, unless the options name one.
-
-    Raises:
-        InputError: it names what is not there, or what is not modelled.
-    """
+    it runs without an engine, unless the options name one. Raises InputError: it names what is not there, or
+    what is not modelled."""
     said, engine = strategy_options(file, options), file.engine
     if not engine and not options.get("engine"):
         return None, {**said, "engine": "ddp"}

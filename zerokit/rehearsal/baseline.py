@@ -35,12 +35,8 @@ _MOST_PARTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """An earlier rehearsal in a file, as ``--json`` prints it.
-
-    Attributes:
-        max_growth: by how much each figure may be above it, as a share.
-        before: None: there is no such file yet.
-    """
+    """An earlier rehearsal in a file, as ``--json`` prints it. ``max_growth``: by how much each figure may be
+    above it, as a share. ``before``: None: there is no such file yet."""
 
     path: Path
     max_growth: float

@@ -196,11 +196,8 @@ def next_steps(
     done: Rehearsal, target: Target, hardware: Sequence[str], typed: Sequence[str]
 ) -> tuple[NextStep, ...]:
     """The commands to type where a script without a plan does not fit, the most likely remedy first.
-
-    Args:
-        hardware: the options of ``plan`` for the GPUs of the rehearsal.
-        typed: the words of the rehearsal.
-    """
+    ``hardware``: the options of ``plan`` for the GPUs of the rehearsal. ``typed``: the words of the
+    rehearsal."""
     if done.fits is not False:
         return ()
     facts = read_target(target)

@@ -70,11 +70,8 @@ QUIET_SECONDS = 30.0
 
 
 def pass_on(descriptor: int, say: Callable[[str], None], over: threading.Event, quiet_seconds: float) -> None:
-    """Say each line that a rehearsed process writes, with the time so far, until it writes no more.
-
-    Args:
-        over: the process has ended; what it left running may keep the pipe open.
-    """
+    """Say each line that a rehearsed process writes, with the time so far, until it writes no more. ``over``:
+    the process has ended; what it left running may keep the pipe open."""
     started_at, place, rest = time.monotonic(), "in load", b""
     step_began, said_at, left, done = started_at, started_at, 0.0, 0
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
@@ -210,13 +207,8 @@ def rehearse_one(
     request: RehearsalRequest, progress: Callable[[str], None], exchange: Exchange, zygote: Zygote
 ) -> results.Rehearsal | NeedsRanks | NeedsWhole:
     """Run the script on the fake GPU, once more if it counts on rounds of a loop that were left out.
-
-    Args:
-        progress: called with a line after each optimizer step.
-
-    Raises:
-        InputError: no such script, plan, GPU or launcher.
-    """
+    ``progress``: called with a line after each optimizer step. Raises InputError: no such script, plan, GPU
+    or launcher."""
     result, lacks_rounds = _once(request, progress, exchange, zygote, 0)
     if not isinstance(result, results.Rehearsal) or not lacks_rounds:
         return result

@@ -61,14 +61,9 @@ def answer(
     say: Say | None,
     rehearse: Callable[[Path], Rehearsal],
 ) -> Rehearsal:
-    """The kept answer, where all that it depends on is as it was; else a new one, which is kept.
-
-    Args:
-        ranks: that are rehearsed. rehearse: rehearses them, with a folder for what they send each other.
-
-    Raises:
-        InputError: as ``rehearse``.
-    """
+    """The kept answer, where all that it depends on is as it was; else a new one, which is kept. ``ranks``:
+    that are rehearsed. ``rehearse``: rehearses them, with a folder for what they send each other. Raises
+    InputError: as ``rehearse``."""
     kept = _Kept.of(request, ranks)
     if not request.no_cache and not (request.output or request.operators or request.writable):
         done = kept.read()

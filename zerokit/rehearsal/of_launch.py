@@ -235,12 +235,9 @@ def _why_too_large(done: Rehearsal, launch: Launch) -> str:
 def _prediction(
     done: Rehearsal, launch: Launch, report: RunReport, command: str | None, *, of_all: bool = False
 ) -> PredictedAgain:
-    """A rehearsal as the prediction of a run.
-
-    Args:
-        command: that would rehearse it, for a user who wants to know more.
-        of_all: other ranks are taken to be like the rehearsed one, but for stages of a pipeline.
-    """
+    """A rehearsal as the prediction of a run. ``command``: that would rehearse it, for a user who wants to
+    know more. ``of_all``: other ranks are taken to be like the rehearsed one, but for stages of a
+    pipeline."""
     why_not = _why_unlike(done, report)
     if why_not is not None:
         if done.stopped is not None and done.stopped.location:

@@ -24,15 +24,9 @@ Progress = Callable[[str], None]
 def rehearse(
     request: RehearsalRequest, progress: Progress | None = None, zygote: Zygote | None = None
 ) -> Rehearsal:
-    """Run the script on the fake GPU as one rank, after those that it receives from.
-
-    Args:
-        progress: called with a line after each optimizer step.
-        zygote: of the script; None: one for this rehearsal.
-
-    Raises:
-        InputError: no such script, plan, GPU or launcher.
-    """
+    """Run the script on the fake GPU as one rank, after those that it receives from. ``progress``: called
+    with a line after each optimizer step. ``zygote``: of the script; None: one for this rehearsal. Raises
+    InputError: no such script, plan, GPU or launcher."""
     if zygote is None:
         with Zygote(request.target) as zygote:
             return rehearse(request, progress, zygote)

@@ -134,12 +134,9 @@ class GrownPart(HeldAtPeak):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """A figure that is larger than a baseline's by more than it may be.
-
-    Attributes:
-        measure: ``peak`` of a phase, ``reserved``, ``host`` memory (bytes), or ``step`` (seconds).
-        parts: of a peak: what grew, most first.
-    """
+    """A figure that is larger than a baseline's by more than it may be. ``measure``: ``peak`` of a phase,
+    ``reserved``, ``host`` memory (bytes), or ``step`` (seconds). ``parts``: of a peak: what grew, most
+    first."""
 
     measure: str
     before: float
@@ -206,13 +203,9 @@ class GuessedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Where and why a rehearsal could not go on.
-
-    Attributes:
-        operator: empty where it was not an operator.
-        cause: ``script``: an error raised in the script's own file; ``argument``: one that the script does
-            not take; a run ends with both. ``rehearsal``: anything else.
-    """
+    """Where and why a rehearsal could not go on. ``operator``: empty where it was not an operator. ``cause``:
+    ``script``: an error raised in the script's own file; ``argument``: one that the script does not take; a
+    run ends with both. ``rehearsal``: anything else."""
 
     location: str
     operator: str

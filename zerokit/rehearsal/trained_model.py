@@ -24,14 +24,9 @@ _TRAINED = {
 def options_of(
     done: Rehearsal, options: Mapping[str, Any], sequence_parallel: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Arguments of a plan that the script decides and nobody gave, and a note for each.
-
-    Args:
-        options: those that were given. sequence_parallel: ranks that share a sequence.
-
-    Raises:
-        InputError: the script trains no model of Transformers, and none was named.
-    """
+    """Arguments of a plan that the script decides and nobody gave, and a note for each. ``options``: those
+    that were given. ``sequence_parallel``: ranks that share a sequence. Raises InputError: the script trains
+    no model of Transformers, and none was named."""
     model, engine = done.model or {}, done.engine or {}
     result: dict[str, Any] = {}
     notes: list[str] = []
@@ -87,15 +82,9 @@ def fed_tokens(engine: Mapping[str, Any], sequence_parallel: int) -> int | None:
 
 
 def refuse_unlike_method(done: Rehearsal, asked: Mapping[str, Any], adapters_option: str = "") -> None:
-    """Stop where something else is trained than was asked for: all weights, adapters, or others.
-
-    Args:
-        asked: the options that were given.
-        adapters_option: of the script, with which it trains adapters; empty: none is known.
-
-    Raises:
-        InputError: says both.
-    """
+    """Stop where something else is trained than was asked for: all weights, adapters, or others. ``asked``:
+    the options that were given. ``adapters_option``: of the script, with which it trains adapters; empty:
+    none is known. Raises InputError: says both."""
     model, engine, method = done.model or {}, done.engine or {}, asked.get("method")
     saw, targets = str(model.get("method", "full")), asked.get("lora_targets")
     total, trained = engine.get("parameters") or 0, engine.get("trainable_parameters") or 0

@@ -230,12 +230,8 @@ def shared_imports(processes: int = 2) -> Iterator[None]:
 
 class Zygote:
     """Runs a script's ranks in forks of one process that has imported its libraries; in a new process for
-    each where a fork is not the same, or without namespaces.
-
-    Args:
-        target: the script, with any arguments.
-        alone: a new process for each.
-    """
+    each where a fork is not the same, or without namespaces. ``target``: the script, with any arguments.
+    ``alone``: a new process for each."""
 
     def __init__(self, target: Target, *, alone: bool = False) -> None:
         self._target = target
@@ -295,14 +291,9 @@ class Zygote:
         return self._process
 
     def rehearse(self, order: Order, files: Sequence[int], limit_seconds: float | None) -> int | None:
-        """Run an order, after :meth:`sees`; the exit code, or None where it did not end in time.
-
-        Args:
-            files: for what the script prints, and for lines about the progress.
-
-        Raises:
-            Stale: the libraries that were imported are not those of the script.
-        """
+        """Run an order, after :meth:`sees`; the exit code, or None where it did not end in time. ``files``:
+        for what the script prints, and for lines about the progress. Raises Stale: the libraries that were
+        imported are not those of the script."""
         assert self._process is not None
         asked = {"order": asdict(order), "alone": self._alone, **self._learned}
         self._process.has_learned |= bool(self._learned["imports"])

@@ -194,11 +194,8 @@ _BYTES = (
 
 
 def openmetrics(run: RunReport, alarms: int) -> str:
-    """The whole exposition, its end mark included. What is not measured has no sample.
-
-    Args:
-        alarms: how many there are.
-    """
+    """The whole exposition, its end mark included. What is not measured has no sample. ``alarms``: how many
+    there are."""
     lines: list[str] = []
     for name, field, text in _BYTES:
         samples = [(rank, value) for rank in run.ranks if (value := getattr(rank, field)) is not None]

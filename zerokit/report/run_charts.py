@@ -163,10 +163,7 @@ _ODD = 0.05  # of the median peak: a rank that is further off stands out
 
 def memory_over_time(run: RunReport, *, scale: float = 0.0) -> Markup | None:
     """The rank that is shown: what was allocated, reserved and used of the device, phases behind it.
-
-    Args:
-        scale: bytes that at least reach to the top, where runs are compared.
-    """
+    ``scale``: bytes that at least reach to the top, where runs are compared."""
     rank = shown_rank(run)
     if rank is None:
         return None
@@ -328,10 +325,7 @@ def phases(run: RunReport) -> Markup | None:
 
 def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup | None:
     """A step's measured time by phase, of the slowest rank, below what the plan predicts by what takes it.
-
-    Args:
-        predicted_parts: seconds of a step by what they are spent on; empty where nobody predicted them.
-    """
+    ``predicted_parts``: seconds of a step by what they are spent on; empty where nobody predicted them."""
     timed = [rank for rank in run.ranks if rank.median_step_seconds and rank.steps > 1]
     if not timed:
         return None

@@ -13,11 +13,8 @@ _KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 
 def _numbers(setup: Setup, *, open_auto: bool = False) -> list[int | None] | None:
-    """The three sizes, ``None`` where absent; nothing at all when one is not a whole number.
-
-    Args:
-        open_auto: ``"auto"``, which a Trainer and Accelerate fill, is as good as absent.
-    """
+    """The three sizes, ``None`` where absent; nothing at all when one is not a whole number. ``open_auto``:
+    ``"auto"``, which a Trainer and Accelerate fill, is as good as absent."""
     numbers: list[int | None] = []
     for key in _KEYS:
         value = setup.get(key)

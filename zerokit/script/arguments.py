@@ -191,12 +191,8 @@ def tool_of(package: str | None) -> Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """How one script, with the arguments that the user gave, can be told of a plan.
-
-    Attributes:
-        style: how it takes its configuration (``zerokit.script.reader``).
-        file: of arguments, that the script reads.
-    """
+    """How one script, with the arguments that the user gave, can be told of a plan. ``style``: how it takes
+    its configuration (``zerokit.script.reader``). ``file``: of arguments, that the script reads."""
 
     facts: ScriptFacts
     style: str
@@ -243,10 +239,7 @@ class ScriptOptions:
 
     def given(self, *names: str) -> tuple[object, str] | None:
         """What the user gave for an option, by the command line or in a file, and how it is written there.
-
-        Args:
-            names: of the option; the first that is found counts.
-        """
+        ``names``: of the option; the first that is found counts."""
         if (typed := self._typed(names)) is not None:
             option, values = typed
             if values is None:
@@ -463,11 +456,8 @@ class ScriptOptions:
         return setting.placeholder in PLACEHOLDERS and setting.placeholder in " ".join(self.user_arguments)
 
     def stated(self, *, added: bool = True) -> list[Stated]:
-        """What it has of :data:`TOLD`; None: the plan's, or another's matter.
-
-        Args:
-            added: whether :meth:`additions` reach the script.
-        """
+        """What it has of :data:`TOLD`; None: the plan's, or another's matter. ``added``: whether
+        :meth:`additions` reach the script."""
         # the precision of others than a Trainer is DeepSpeed's matter
         told = TOLD if self.style == "trainer" else TOLD[:3]
         found = ((row, self._has(row.trainer, added=added) or (None, "")) for row in told)

@@ -75,12 +75,9 @@ def named_target(
 
 
 def resolve(word: str, arguments: tuple[str, ...], command: str = "launch") -> Resolved:
-    """A script stays what it is; a console command becomes what its workers run.
-
-    Raises:
-        InputError: a launcher, which would start ranks of its own; a tool that is not installed, or whose
-            subcommand trains nothing; a program that is no Python.
-    """
+    """A script stays what it is; a console command becomes what its workers run. Raises InputError: a
+    launcher, which would start ranks of its own; a tool that is not installed, or whose subcommand trains
+    nothing; a program that is no Python."""
     path = Path(word)
     if (path / "plan.yaml").is_file() and not (path / "__main__.py").is_file():
         raise InputError(

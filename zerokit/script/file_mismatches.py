@@ -27,10 +27,7 @@ _BATCH = frozenset({"train_micro_batch_size_per_gpu", "train_batch_size"})
 
 def _value(options: ScriptOptions | None, name: str) -> tuple[object, str] | None:
     """What a Trainer's argument holds, and where it stands; None: computed, or set where nobody sees.
-
-    Args:
-        options: of the script; None: nothing is given, so that each has its default.
-    """
+    ``options``: of the script; None: nothing is given, so that each has its default."""
     default = _OTHERS[name] if name in _OTHERS else BY_ARGUMENT[name].default
     if options is not None:
         if (decided := options.decided(name)) is not None:
@@ -73,11 +70,8 @@ def _stated(options: ScriptOptions | None) -> Iterator[Stated]:
 
 def of_trainer(options: ScriptOptions | None, config: Mapping[str, Any]) -> list[Difference]:
     """The values of a file on which a Trainer ends its run, as far as its arguments and literals tell.
-
-    Args:
-        options: of the script; None: those on which it does unless its script is given them.
-        config: the file as the run has it.
-    """
+    ``options``: of the script; None: those on which it does unless its script is given them. ``config``: the
+    file as the run has it."""
     if options is not None and options.style != "trainer":
         return []
     held = {row.name: _held(config, row.deepspeed) for row in _PAIRS}

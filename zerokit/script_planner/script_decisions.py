@@ -29,12 +29,9 @@ Fed = Mapping[int, tuple[int | None, int | None]]
 
 
 class CannotRehearse(Exception):
-    """Why there is no rehearsal to plan with; in a sentence.
-
-    Attributes:
-        is_of_script: a change of the script or its arguments would allow one.
-        to_fix: the error of the script or its arguments that it is, which ends a run too; None: it is none.
-    """
+    """Why there is no rehearsal to plan with; in a sentence. ``is_of_script``: a change of the script or its
+    arguments would allow one. ``to_fix``: the error of the script or its arguments that it is, which ends a
+    run too; None: it is none."""
 
     def __init__(self, why: str, *, is_of_script: bool = True, to_fix: str | None = None) -> None:
         super().__init__(why)

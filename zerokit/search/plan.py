@@ -218,12 +218,9 @@ Keep = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
-    """The fastest strategy that fits, with alternatives and reasons.
-
-    Raises:
-        InputError: pins that contradict each other, the model or the hardware.
-        NothingFits: nothing legal fits; names the nearest changes that would.
-    """
+    """The fastest strategy that fits, with alternatives and reasons. Raises InputError: pins that contradict
+    each other, the model or the hardware. Raises NothingFits: nothing legal fits; names the nearest changes
+    that would."""
     if request.pins.engine == ANY_ENGINE:
         return _of_any_engine(request, top, keep)
     space, notes = make_space(request)

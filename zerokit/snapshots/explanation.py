@@ -53,12 +53,8 @@ class StaysBehind:
 
 @frozen_dataclass
 class FailedAllocation:
-    """What was asked for and could not be had. Bytes.
-
-    Attributes:
-        driver_free_bytes: free on the device, for anybody.
-        free_bytes: free in PyTorch's own memory; ``largest_free_bytes``: in one piece.
-    """
+    """What was asked for and could not be had. Bytes. ``driver_free_bytes``: free on the device, for anybody.
+    ``free_bytes``: free in PyTorch's own memory; ``largest_free_bytes``: in one piece."""
 
     asked_bytes: int
     driver_free_bytes: int
@@ -133,11 +129,7 @@ class Explanation:
 
 
 def explain_file(path: Path) -> Explanation:
-    """Read a snapshot and say what it tells.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
+    """Read a snapshot and say what it tells. Raises InputError: it cannot be read, or is none."""
     reader = SnapshotReader(path)
     origins = Origins(reader)
     found = tuple(_Explained(device, origins).memory() for device in devices(reader))
@@ -146,10 +138,7 @@ def explain_file(path: Path) -> Explanation:
 
 def explain(*snapshots: Path, rehearsal: Path | None = None) -> Explanation:
     """Explain a snapshot, or the later of two with what it holds more, beside what a rehearsal predicted.
-
-    Raises:
-        InputError: a file cannot be read, or is no snapshot, or no rehearsal.
-    """
+    Raises InputError: a file cannot be read, or is no snapshot, or no rehearsal."""
     told = explain_file(snapshots[-1])
     if len(snapshots) > 1:
         told = compared(explain_file(snapshots[0]), told)

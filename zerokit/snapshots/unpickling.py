@@ -108,12 +108,8 @@ class _Event:
 
 
 class SnapshotReader:
-    """Values of one file.
-
-    Attributes:
-        value: of the whole file; an event in it is the number of its row.
-        events: all rows.
-    """
+    """Values of one file. ``value``: of the whole file; an event in it is the number of its row. ``events``:
+    all rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

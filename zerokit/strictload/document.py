@@ -91,10 +91,8 @@ BYTE_ORDER_MARK = "\ufeff"
 
 def read_text(path: str | pathlib.Path, *, max_bytes: int = MAX_BYTES, keep_mark: bool = False) -> str:
     """Read a regular UTF-8 file of at most ``max_bytes`` bytes; a byte order mark is dropped unless kept.
-
-    Raises:
-        FileInputError: missing, not a regular file, a link that leads elsewhere, too large, or not UTF-8.
-    """
+    Raises FileInputError: missing, not a regular file, a link that leads elsewhere, too large, or not
+    UTF-8."""
     try:
         data = read_regular(path, max_bytes)
     except OSError as error:

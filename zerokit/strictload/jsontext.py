@@ -38,10 +38,8 @@ _MAX_DIGITS = 400
 
 def load_json(path: str | pathlib.Path, *, strict: bool = True) -> Document:
     """Read a JSON file; with ``strict=False`` comments, trailing commas, NaN and duplicate keys are noted.
-
-    Raises:
-        FileInputError: with line and column, for whatever cannot be read past (strict: the first problem).
-    """
+    Raises FileInputError: with line and column, for whatever cannot be read past (strict: the first
+    problem)."""
     return parse_json(read_text(path), str(path), strict=strict)
 
 

@@ -134,11 +134,8 @@ STEP_ERROR = 0.08
 
 def of_step(by_host_factor: Sequence[Sequence[float]], step_seconds: float, source: str) -> HostSpeed | None:
     """The host on which a predicted step takes as long as it took; None where the host does not set its pace,
-    or no host between the predicted ones would explain it.
-
-    Args:
-        by_host_factor: pairs of a factor and the seconds predicted for it, factors rising.
-    """
+    or no host between the predicted ones would explain it. ``by_host_factor``: pairs of a factor and the
+    seconds predicted for it, factors rising."""
     factor = _factor_at(by_host_factor, step_seconds)
     if factor is None:
         return None
@@ -158,11 +155,8 @@ def _factor_at(pairs: Sequence[Sequence[float]], seconds: float) -> float | None
 
 def factor_of(probe: Mapping[str, float]) -> float:
     """A probe's seconds over the reference host's: of the model, or the geometric mean of single operators
-    where it was not timed.
-
-    Raises:
-        ValueError: a probe without any of :data:`REFERENCE_SECONDS`, or with seconds that are not positive.
-    """
+    where it was not timed. Raises ValueError: a probe without any of :data:`REFERENCE_SECONDS`, or with
+    seconds that are not positive."""
     names = [MODEL] if MODEL in probe else list(REFERENCE_SECONDS)
     pairs = [(probe[name], REFERENCE_SECONDS[name]) for name in names if name in probe]
     if not pairs or any(not (math.isfinite(took) and took > 0) for took, _ in pairs):

@@ -69,12 +69,9 @@ H200 = KernelRates()
 
 
 def rates(gpu: Gpu, measured_flops: float | None = None, measured_copy: float | None = None) -> KernelRates:
-    """Rates of a GPU of the catalogue.
-
-    Args:
-        measured_flops: largest 16-bit product rate measured on the machine (``doctor --measure``).
-        measured_copy: bytes per second of a copy inside the GPU, read and written.
-    """
+    """Rates of a GPU of the catalogue. ``measured_flops``: largest 16-bit product rate measured on the
+    machine (``doctor --measure``). ``measured_copy``: bytes per second of a copy inside the GPU, read and
+    written."""
     peak = gpu.peak_flops.get("bf16") or gpu.peak_flops.get("fp16") or gpu.peak_flops["fp32"]
     efficiency = gpu.matmul_efficiency or H200.product / _REFERENCE_PRODUCTS
     product = measured_flops or peak * efficiency

@@ -76,11 +76,7 @@ def lane_of(event: IssuedOperator) -> Hashable:
 
 
 class Lanes:
-    """Where each lane has got to. Seconds.
-
-    Attributes:
-        host: the host's time.
-    """
+    """Where each lane has got to. Seconds. ``host``: the host's time."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices

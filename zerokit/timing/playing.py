@@ -63,10 +63,7 @@ class _Arrival:
 
 class _Meetings:
     """Who has come to which message or collective. NCCL matches both by their order, whatever their tags.
-
-    Attributes:
-        progress: grows with all that happens.
-    """
+    ``progress``: grows with all that happens."""
 
     def __init__(self, played: frozenset[int]) -> None:
         self._played = played

@@ -39,13 +39,9 @@ _SLOW = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedRank:
-    """One of the ranks whose steps were played together. Seconds.
-
-    Attributes:
-        waiting_seconds: how much longer the step is than this rank's would be, had it never to wait for the
-            others (a pipeline's bubble, if stages are alike).
-        paced_by, parts: as those of a step.
-    """
+    """One of the ranks whose steps were played together. Seconds. ``waiting_seconds``: how much longer the
+    step is than this rank's would be, had it never to wait for the others (a pipeline's bubble, if stages are
+    alike). ``paced_by``, ``parts``: as those of a step."""
 
     rank: int
     waiting_seconds: float

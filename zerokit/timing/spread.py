@@ -25,12 +25,8 @@ _NO_PEER_SHARE = 0.5  # without peer access every byte goes through host memory:
 
 @frozen_dataclass
 class Route:
-    """One process group's way: how many ranks, over what, how fast.
-
-    Attributes:
-        kind: ``link`` inside a node, ``network`` between nodes.
-        bytes_per_second: bus bandwidth for very large messages.
-    """
+    """One process group's way: how many ranks, over what, how fast. ``kind``: ``link`` inside a node,
+    ``network`` between nodes. ``bytes_per_second``: bus bandwidth for very large messages."""
 
     ranks: int
     kind: str
@@ -104,12 +100,9 @@ def route(
 
 
 class Spread:
-    """One model and job on one cluster.
-
-    Attributes:
-        trainable: elements of the weights that get gradients, before anything divides them.
-        weight_bytes: of a weight in 16-bit training, quantised ones counted as they are kept.
-    """
+    """One model and job on one cluster. ``trainable``: elements of the weights that get gradients, before
+    anything divides them. ``weight_bytes``: of a weight in 16-bit training, quantised ones counted as they
+    are kept."""
 
     def __init__(
         self,
@@ -183,10 +176,7 @@ class Spread:
 
 class EngineStep(ABC):
     """One engine's part of the steps of one model and job on one cluster; it states what it does. Seconds.
-
-    Args:
-        spread: what is the same under every engine.
-    """
+    ``spread``: what is the same under every engine."""
 
     def __init__(self, spread: Spread) -> None:
         self._spread = spread

@@ -51,11 +51,8 @@ class _Large(NamedTuple):
 
 class Zero3Order:
     """The weights of a model in the order in which ZeRO-3 gathers them, and their gradients in the other.
-
-    Args:
-        parts: how many ranks hold each weight together before ZeRO divides it (tensor parallel).
-        adapters: on which modules, None: on none; ``narrow``: in the dtype of the weights, not in fp32.
-    """
+    ``parts``: how many ranks hold each weight together before ZeRO divides it (tensor parallel).
+    ``adapters``: on which modules, None: on none; ``narrow``: in the dtype of the weights, not in fp32."""
 
     def __init__(self, shape: ModelShape, parts: int, adapters: Lora | None, *, narrow: bool = False) -> None:
         embedding = _Tensor(shape.vocab * shape.hidden / parts, layered=False)

@@ -41,12 +41,9 @@ def complete(
     name: str,
     head: str | None,
 ) -> ModelProfile:
-    """The profile with the variant that ``job`` and ``strategy`` need added; written to the cache.
-
-    Raises:
-        InputError: the installed Transformers cannot build or run the model.
-        TraceMismatch: its sizes are not polynomials in batch and sequence.
-    """
+    """The profile with the variant that ``job`` and ``strategy`` need added; written to the cache. Raises
+    InputError: the installed Transformers cannot build or run the model. Raises TraceMismatch: its sizes are
+    not polynomials in batch and sequence."""
     path = store.cache_path(hf_config, head)
     profiles = [p for p in (profile, cached(hf_config, head)) if p is not None]
     merged = store.merged(profiles) if profiles else None

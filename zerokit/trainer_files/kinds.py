@@ -68,10 +68,7 @@ _EVALUATED = ("axolotl", "llamafactory", "swift", "trl")
 
 def take_evaluation(says: Says, micro: str, size: str, *switches: str) -> None:
     """Take the batch size of an evaluation; of preferences name one that is larger than the training's.
-
-    Args:
-        micro, size: keys of the batch sizes per GPU. switches: any of them turns evaluation on.
-    """
+    ``micro``, ``size``: keys of the batch sizes per GPU. ``switches``: any of them turns evaluation on."""
     on = [key for key in switches if says(key) not in (None, False, 0, 0.0, "no")]
     batch, trained = says(size), says(micro)
     if not (on and isinstance(batch, int)):

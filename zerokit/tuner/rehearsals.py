@@ -65,12 +65,8 @@ class TrialRehearsals:
 
     def choose(self, planned: list[Candidate]) -> list[Candidate]:
         """What to try in place of ``planned``: the best with what the rehearsals show; the same where the
-        script cannot be rehearsed.
-
-        Raises:
-            NothingFits: with what the script holds, nothing does.
-            InputError: the script failed with every plan that would fit.
-        """
+        script cannot be rehearsed. Raises NothingFits: with what the script holds, nothing does. Raises
+        InputError: the script failed with every plan that would fit."""
         if self.why_none is not None or self.rehearsing is None:
             return planned
         with self.rehearsing(self.target) as self._rehearse:

@@ -242,11 +242,8 @@ class Tuning:
         show_progress: bool = True,
     ) -> Tuning:
         """Plan, and decide what to run. ``rehearsing``: as ``zerokit rehearse`` does; None: nothing is.
-
-        Raises:
-            InputError: bad options, or a script that a plan's configuration cannot reach.
-            NothingFits: no plan fits.
-        """
+        Raises InputError: bad options, or a script that a plan's configuration cannot reach. Raises
+        NothingFits: no plan fits."""
         check_folder(Path(settings["out"]))
         arguments = target.arguments
         facts = read_target(target)

@@ -241,12 +241,8 @@ def lint_accelerate(
     config: Document | None = None,
     model_code: str | None = None,
 ) -> list[Finding]:
-    """Every finding about an accelerate YAML.
-
-    Args:
-        config: the DeepSpeed JSON that it names, where that was read.
-        model_code: the source that defines the model's classes.
-    """
+    """Every finding about an accelerate YAML. ``config``: the DeepSpeed JSON that it names, where that was
+    read. ``model_code``: the source that defines the model's classes."""
     if not isinstance(document.value, dict):
         return [_NOT_A_MAPPING.at(document)]
     findings = [

@@ -86,11 +86,7 @@ def lint_autos(
     document: Document, readers: frozenset[str], *, every_reader: bool = False
 ) -> Iterator[Finding]:
     """Findings about the ``"auto"`` values that nobody fills who may read the file, one for all of which the
-    same comes.
-
-    Args:
-        every_reader: each of them must fill it, rather than one.
-    """
+    same comes. ``every_reader``: each of them must fill it, rather than one."""
     if "trainer" in readers:
         yield from _held_against_the_trainers(document)
     told: dict[tuple[_Unfilled, tuple[str, ...]], list[tuple[str, ...]]] = {}

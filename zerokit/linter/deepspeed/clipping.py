@@ -37,12 +37,9 @@ _ACCUMULATION_CALLS = (
 
 
 def lint_clipping(document: Document, key: Path, value: Any, readers: frozenset[str]) -> Iterator[Finding]:
-    """Where a script that reads the file clips at another norm than the file.
-
-    Args:
-        key: where the file would say it; ``value``: what it says, None: nothing.
-        readers: those under whom the code's own clipping does nothing.
-    """
+    """Where a script that reads the file clips at another norm than the file. ``key``: where the file would
+    say it; ``value``: what it says, None: nothing. ``readers``: those under whom the code's own clipping does
+    nothing."""
     held = DEFAULT if value in (None, "auto") else value
     if isinstance(held, bool) or not isinstance(held, int | float):
         return
@@ -70,10 +67,7 @@ def _said(
     document: Document, call: str, keyword: str, position: int, readers: frozenset[str]
 ) -> Iterator[tuple[str, object]]:
     """``train.py:12`` and the value that the only such call in each script beside the file is given.
-
-    Args:
-        position: of the value, if it has no keyword.
-    """
+    ``position``: of the value, if it has no keyword."""
     path = pathlib.Path(document.path)
     scripts, name_it = scripts_of(document.path)
     others = [] if name_it else [beside.name for beside in path.parent.glob(f"*{path.suffix}")]

@@ -17,11 +17,8 @@ from zerokit.errors import InputError
 
 class Tables:
     """The tables of keys of one package, in files beside each other: of one version at a time is checked.
-
-    Args:
-        folder: holds ``NAME-VERSION.json``, which ``python -m tools.deepspeed_keys`` writes.
-        default: the version that is checked for unless another is chosen.
-    """
+    ``folder``: holds ``NAME-VERSION.json``, which ``python -m tools.deepspeed_keys`` writes. ``default``: the
+    version that is checked for unless another is chosen."""
 
     def __init__(self, folder: pathlib.Path, name: str, default: str) -> None:
         self._folder, self.name = folder, name

@@ -27,11 +27,8 @@ def finding(
     document: Document, path: Path, rule: str, message: str, fix: str, *, severity: Severity = "error",
     source: str | None = None, **more: Any,
 ) -> Finding:  # fmt: skip
-    """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named.
-
-    Args:
-        more: attributes of the finding.
-    """
+    """A finding at a path of a DeepSpeed JSON; the source is the table of keys unless it is named. ``more``:
+    attributes of the finding."""
     return Finding(
         path=document.path, location=document.location(path), rule=rule, severity=severity, marked=message,
         marked_fix=fix, source=f"keys that DeepSpeed {version()} reads" if source is None else source, **more,
@@ -68,12 +65,8 @@ def lint_value(
     refused: bool,
     readers: frozenset[str] = EVERY_READER,
 ) -> Iterator[Finding]:
-    """Findings about one value.
-
-    Args:
-        refused: DeepSpeed's own class looks at its kind, too, and reads numbers and booleans out of text.
-        readers: who may read the file.
-    """
+    """Findings about one value. ``refused``: DeepSpeed's own class looks at its kind, too, and reads numbers
+    and booleans out of text. ``readers``: who may read the file."""
     kind = entry["kind"]
     if value is None:
         if not entry.get("null", not refused):

@@ -41,11 +41,8 @@ class _State:
 
 
 class Weights:
-    """One rank's groups over the passes of an optimizer step. Components go into the ledger given.
-
-    Args:
-        ranks: that a parameter is divided over.
-    """
+    """One rank's groups over the passes of an optimizer step. Components go into the ledger given. ``ranks``:
+    that a parameter is divided over."""
 
     def __init__(self, model: RankModel, settings: Fsdp2Settings, ranks: int, ledger: Ledger) -> None:
         self.settings = settings

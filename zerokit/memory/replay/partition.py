@@ -30,12 +30,8 @@ class Share:
 @frozen_dataclass(eq=False)
 class Partition:
     """What one data-parallel rank owns of the flat buffers, of which each of the optimizer's groups has one.
-
-    Attributes:
-        size, fragments, whole: as of one group, of all of them.
-        placed: of each trainable parameter, where it ends in its group's buffer, and the size of that one's
-            partitions.
-    """
+    ``size``, ``fragments``, ``whole``: as of one group, of all of them. ``placed``: of each trainable
+    parameter, where it ends in its group's buffer, and the size of that one's partitions."""
 
     rank: int
     count: int

@@ -141,12 +141,9 @@ def device(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def unscale(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """GradScaler looks for infinities: none are found, or every step would be skipped.
-
-    Raises:
-        NotImplementedError: as CUDA's kernel, which takes no bf16 (``native/cuda/AmpKernels.cu``,
-            AT_DISPATCH_FLOATING_TYPES_AND_HALF).
-    """
+    """GradScaler looks for infinities: none are found, or every step would be skipped. Raises
+    NotImplementedError: as CUDA's kernel, which takes no bf16 (``native/cuda/AmpKernels.cu``,
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF)."""
     if any(gradient.dtype == torch.bfloat16 for gradient in args[0]):
         raise NotImplementedError(
             "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"

@@ -125,15 +125,9 @@ class _Numbers:
 def extend(
     machine: Machine, recorder: Recorder | None, fewer: Course, seen: Course, further: int, more: int
 ) -> None:
-    """Make the machine's memory and the recorded step those of a run with all layers.
-
-    Args:
-        seen: of this rehearsal; ``fewer``: of one with ``further`` layers fewer.
-        more: layers that this one lacks.
-
-    Raises:
-        Unproved: what the layers take does not follow from these two.
-    """
+    """Make the machine's memory and the recorded step those of a run with all layers. ``seen``: of this
+    rehearsal; ``fewer``: of one with ``further`` layers fewer. ``more``: layers that this one lacks. Raises
+    Unproved: what the layers take does not follow from these two."""
     ledger = machine.ledger
     if ledger.history.postponed:
         raise Unproved("blocks that a smaller card sees later")

@@ -106,12 +106,8 @@ def watch(depth: Depth) -> None:
 
 class _Handed:
     """Tensors that code asks for in their order, and passes on to a library: an optimizer's, as a rule. The
-    first may be looked at, and what all have be counted.
-
-    Args:
-        asked: called where they are handed to code that may tell them apart by their places.
-        file: of the code that asks.
-    """
+    first may be looked at, and what all have be counted. ``asked``: called where they are handed to code that
+    may tell them apart by their places. ``file``: of the code that asks."""
 
     def __init__(self, tensors: Iterator[torch.Tensor], asked: Callable[[], None], file: str) -> None:
         self._tensors, self._asked, self._file = tensors, asked, file

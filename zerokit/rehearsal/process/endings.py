@@ -47,11 +47,8 @@ _HF_MISMATCH = "trainer_config_finalize"
 
 def cause_of(error: BaseException, *, has_guessed: bool) -> str:
     """``argument``: the script does not take its arguments; ``script``: raised in the script's own file;
-    ``rehearsal``: anything else, which a run may not meet.
-
-    Args:
-        has_guessed: values were guessed, so that a run may take other branches.
-    """
+    ``rehearsal``: anything else, which a run may not meet. ``has_guessed``: values were guessed, so that a
+    run may take other branches."""
     if isinstance(error, SystemExit):
         return "argument" if error.code == _WRONG_ARGUMENT else "rehearsal"
     frames = traceback.extract_tb(error.__traceback__)

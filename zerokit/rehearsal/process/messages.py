@@ -137,14 +137,9 @@ class Messages:
     def published(
         self, source: int, ranks: tuple[int, ...], tensor: torch.Tensor, held: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """The values that ``source`` broadcasts next to a group; None where they are not known.
-
-        Args:
-            held: what this rank has in their place.
-
-        Raises:
-            NeedsSenders: a zero, and the first rank has no record yet.
-        """
+        """The values that ``source`` broadcasts next to a group; None where they are not known. ``held``:
+        what this rank has in their place. Raises NeedsSenders: a zero, and the first rank has no record
+        yet."""
         record = self._record(source)
         if record is None:
             if source == 0 and held is not None and held.numel() == 1 and not held.any():
@@ -163,13 +158,9 @@ class Messages:
             raise NeedsSenders(missing)
 
     def receive(self, source: int, channel: Channel, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of the next message into ``tensor``; None where they are not known.
-
-        Raises:
-            NeedsSenders: the sender has no record yet.
-            NotRehearsed: it sends nothing more, or something of another size.
-            StopRehearsal: it sends nothing more, and enough was seen.
-        """
+        """The values of the next message into ``tensor``; None where they are not known. Raises NeedsSenders:
+        the sender has no record yet. Raises NotRehearsed: it sends nothing more, or something of another
+        size. Raises StopRehearsal: it sends nothing more, and enough was seen."""
         self.exchanged = True
         record = self._record(source)
         if record is None:

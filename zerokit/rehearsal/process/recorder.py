@@ -26,12 +26,9 @@ MOST_EVENTS = 600_000
 
 
 class Recorder:
-    """An observer of the machine, from the second step's end on.
-
-    Attributes:
-        events: of the last complete step; ``clocks``: the ledger's, when each was issued.
-        too_long: whether a step had more than :data:`MOST_EVENTS`.
-    """
+    """An observer of the machine, from the second step's end on. ``events``: of the last complete step;
+    ``clocks``: the ledger's, when each was issued. ``too_long``: whether a step had more than
+    :data:`MOST_EVENTS`."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

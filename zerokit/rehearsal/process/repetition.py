@@ -28,11 +28,7 @@ class Unproved(Exception):
 
 class Place(NamedTuple):
     """Where an event is: in ``run``, ``copy`` and ``offset`` say where in it; else so many after a run's end.
-
-    Attributes:
-        run: that holds it, or that it comes after.
-        copy: which layer's; None: none's.
-    """
+    ``run``: that holds it, or that it comes after. ``copy``: which layer's; None: none's."""
 
     run: int
     copy: int | None
@@ -79,11 +75,8 @@ class Course:
 
 
 class _Run(NamedTuple):
-    """Copies of one period, one for each layer.
-
-    Attributes:
-        begin, end: in the longer course. period: events of a layer.
-    """
+    """Copies of one period, one for each layer. ``begin``, ``end``: in the longer course. ``period``: events
+    of a layer."""
 
     begin: int
     end: int
@@ -95,14 +88,8 @@ class _Run(NamedTuple):
 
 
 class Repetition:
-    """What layers repeat.
-
-    Args:
-        fewer, more: the same rehearsal with ``further`` layers between them.
-
-    Raises:
-        Unproved: they differ by something else.
-    """
+    """What layers repeat. ``fewer``, ``more``: the same rehearsal with ``further`` layers between them.
+    Raises Unproved: they differ by something else."""
 
     def __init__(self, fewer: Course, more: Course, further: int) -> None:
         self._fewer, self._more, self._further = fewer, more, further
@@ -331,11 +318,7 @@ class _Ends:
     def _between(self, birth: Place, first: int, last: int, further: int) -> tuple[Place | None, int]:
         """The end of a block of the first layer that is neither among the first nor among the last, and by
         how many layers that of the next one is further on: as those that the longer course has between these,
-        from that of a neighbour of theirs.
-
-        Args:
-            first: copy of such a layer; ``last``: the last of all.
-        """
+        from that of a neighbour of theirs. ``first``: copy of such a layer; ``last``: the last of all."""
         after = first + self._further
         seen = [self._seen(self._more, birth._replace(copy=copy)) for copy in range(first, after)]
         one = seen[0]

@@ -27,12 +27,9 @@ _NAME = "_zerokit_twin"
 
 
 class Validity:
-    """Whether the values of a family of views are known.
-
-    Attributes:
-        filled: they are a constant, which is what a tensor is filled with before a kernel writes into it.
-        unwritten: nothing was written yet (``empty``), so no program reads a value that is not written later.
-    """
+    """Whether the values of a family of views are known. ``filled``: they are a constant, which is what a
+    tensor is filled with before a kernel writes into it. ``unwritten``: nothing was written yet (``empty``),
+    so no program reads a value that is not written later."""
 
     __slots__ = ("filled", "is_known", "unwritten")
 
@@ -143,11 +140,8 @@ def forget(value: Any) -> None:
 
 def overwritten(target: torch.Tensor, source: torch.Tensor | None) -> bool:
     """A tensor was written (``fill_``, ``copy_``, ``zero_``): its values are known again, if that is all of
-    its memory or the first of it that is written.
-
-    Args:
-        source: real values, broadcast to the target; None: they are not known.
-    """
+    its memory or the first of it that is written. ``source``: real values, broadcast to the target; None:
+    they are not known."""
     stored = twin_of(target)
     if stored is None or source is None:
         return False

@@ -58,11 +58,8 @@ def is_sole_holder(left: Any, right: Any) -> bool:
 
 
 def caller_of_dispatch(frame: FrameType | None) -> str:
-    """The file of the Python code whose operator is dispatched; empty: autograd's own thread.
-
-    Args:
-        frame: the caller of ``__torch_dispatch__``.
-    """
+    """The file of the Python code whose operator is dispatched; empty: autograd's own thread. ``frame``: the
+    caller of ``__torch_dispatch__``."""
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename

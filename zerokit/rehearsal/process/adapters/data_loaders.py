@@ -33,11 +33,8 @@ _SPREAD = 4
 
 
 def chosen_rows(dataset: Any, fewest: int) -> list[int] | None:
-    """The rows of a sample, in their order; None where the data set is small.
-
-    Args:
-        fewest: rows, however long they are.
-    """
+    """The rows of a sample, in their order; None where the data set is small. ``fewest``: rows, however long
+    they are."""
     count = len(dataset)
     if count <= fewest or count <= SAMPLE_ROWS // _SPREAD:
         return None

@@ -128,12 +128,8 @@ def _library() -> ctypes.CDLL:
 
 
 class Cudnn:
-    """A cuDNN that was told of a GPU.
-
-    Raises:
-        OSError: there is no cuDNN here.
-        CudnnError: it cannot answer without a device.
-    """
+    """A cuDNN that was told of a GPU. Raises OSError: there is no cuDNN here. Raises CudnnError: it cannot
+    answer without a device."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self._library = _library()
@@ -146,14 +142,9 @@ class Cudnn:
         self._finalize(self._device)
 
     def workspace_bytes(self, convolution: Convolution, choice: Choice, *, search: bool = False) -> int:
-        """Of the plan that PyTorch takes: the first of the heuristics' that can be made.
-
-        Args:
-            search: what ``torch.backends.cudnn.benchmark`` takes to try all plans: the largest of them.
-
-        Raises:
-            CudnnError: cuDNN has no answer.
-        """
+        """Of the plan that PyTorch takes: the first of the heuristics' that can be made. ``search``: what
+        ``torch.backends.cudnn.benchmark`` takes to try all plans: the largest of them. Raises CudnnError:
+        cuDNN has no answer."""
         key = convolution, choice, search
         if key not in self._known:
             created: list[_Descriptor] = []
