@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import zerokit
-from tests.faults.test_resume import ARGUMENTS, EVERY, SHAPE, Trained, close
+from tests.support.resumed_runs import ARGUMENTS, EVERY, SHAPE, Trained, close
 
 pytestmark = pytest.mark.gpu
 
