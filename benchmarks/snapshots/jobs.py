@@ -14,6 +14,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-JOBS: dict[str, Callable[[Recording], None]] = {}
+PYTHON: dict[str, Any] = {"stacks": "python"}
+JOBS: dict[str, tuple[Callable[[Recording], None], dict[str, Any] | None]] = {}
+"""What runs, and the arguments with which its history is recorded from the start; None: it begins it itself,
+or has none."""
 STEPS = 4
 
 
 class Recording:
-    """Recording of one job: history on from the start unless ``history`` says otherwise."""
+    """Recording of one job."""
 
     def __init__(self, name: str, folder: Path, device: str) -> None:
         self.name, self.folder, self.device = name, folder, device
@@ -107,9 +111,12 @@ def storage_bytes(tensors: list[Any]) -> int:
     return sum((n + 511) // 512 * 512 for n in storages.values())
 
 
-def job(run: Callable[[Recording], None]) -> Callable[[Recording], None]:
-    JOBS[run.__name__.replace("_", "-")] = run
-    return run
+def job(history: dict[str, Any] | None = PYTHON) -> Callable[[Any], Any]:
+    def keep(run: Callable[[Recording], None]) -> Callable[[Recording], None]:
+        JOBS[run.__name__.replace("_", "-")] = run, history
+        return run
+
+    return keep
 
 
 def planted_line() -> int:
@@ -167,78 +174,50 @@ def llama(layers: int = 4, **changes: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
+def train(
+    r: Recording, model: nn.Module, optimizer: Any, loss_of: Callable[[Any, torch.Tensor], torch.Tensor],
+    *, steps: int = STEPS, **sizes: int,
+) -> None:  # fmt: skip
+    """Train some steps, each phase of them measured; ``sizes``: of a batch."""
+    for _ in range(steps):
+        ids = batch(r, **sizes)
+        with r.phase("forward"):
+            loss = loss_of(model, ids)
+        with r.phase("backward"):
+            loss.backward()
+        r.holdings(model, optimizer)
+        with r.phase("step"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def plain_loop(r: Recording, length: int = 256, steps: int = STEPS) -> None:
     with r.phase("load"):
         model = Classifier().to(r.device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(steps):
-        ids = batch(r, length=length)
-        with r.phase("forward"):
-            loss = loss_of(model, ids)
-        with r.phase("backward"):
-            loss.backward()
-        r.holdings(model, optimizer)
-        with r.phase("step"):
-            optimizer.step()
-            optimizer.zero_grad()
+    train(r, model, torch.optim.AdamW(model.parameters()), loss_of, steps=steps, length=length)
 
 
-@job
-def plain(r: Recording) -> None:
-    r.history()
-    plain_loop(r)
+JOBS |= {
+    "plain": (plain_loop, {}),
+    "plain-long": (partial(plain_loop, length=512), PYTHON),
+    "cut-short": (plain_loop, {**PYTHON, "max_entries": 150}),
+    "without-history": (plain_loop, None),
+    "without-stacks": (plain_loop, {"context": None}),
+    "state-only": (plain_loop, {**PYTHON, "enabled": "state"}),
+}
 
 
-@job
-def plain_long(r: Recording) -> None:
-    r.history(stacks="python")
-    plain_loop(r, length=512)
-
-
-@job
-def cut_short(r: Recording) -> None:
-    r.history(stacks="python", max_entries=150)
-    plain_loop(r)
-
-
-@job
-def without_history(r: Recording) -> None:
-    plain_loop(r)
-
-
-@job
-def without_stacks(r: Recording) -> None:
-    r.history(context=None)
-    plain_loop(r)
-
-
-@job
-def state_only(r: Recording) -> None:
-    r.history(enabled="state", stacks="python")
-    plain_loop(r)
-
-
-@job
+@job(None)
 def begun_late(r: Recording) -> None:
     model = Classifier().to(r.device)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
-    for step in range(STEPS):
-        if step == 1:
-            r.history(stacks="python")
-        ids = batch(r)
-        with r.phase("forward"):
-            loss = loss_of(model, ids)
-        with r.phase("backward"):
-            loss.backward()
-        r.holdings(model, optimizer)
-        with r.phase("step"):
-            optimizer.step()
-            optimizer.zero_grad()
+    train(r, model, optimizer, loss_of, steps=1)
+    r.history(**PYTHON)
+    train(r, model, optimizer, loss_of, steps=STEPS - 1)
 
 
-@job
+@job({**PYTHON, "global_record_annotations": True})
 def annotated(r: Recording) -> None:
-    r.history(stacks="python", global_record_annotations=True)
     note = getattr(torch.cuda.memory, "_set_memory_metadata", lambda text: None)
     model = Classifier().to(r.device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -254,29 +233,18 @@ def annotated(r: Recording) -> None:
         note("")
 
 
-@job
+@job()
 def expandable(r: Recording) -> None:
-    r.history(stacks="python")
     plain_loop(r)
     torch.cuda.empty_cache()
 
 
-def transformer_loop(r: Recording, model: Any, optimizer: Any, dtype: Any = None) -> None:
-    for _ in range(STEPS):
-        ids = batch(r, words=8000)
-        with r.phase("forward"):
-            loss = model(input_ids=ids, labels=ids).loss
-        with r.phase("backward"):
-            loss.backward()
-        r.holdings(model, optimizer)
-        with r.phase("step"):
-            optimizer.step()
-            optimizer.zero_grad()
+def transformer_loop(r: Recording, model: Any, optimizer: Any) -> None:
+    train(r, model, optimizer, lambda of, ids: of(input_ids=ids, labels=ids).loss, words=8000)
 
 
-@job
+@job()
 def checkpointing(r: Recording) -> None:
-    r.history(stacks="python")
     with r.phase("load"):
         model = llama().to(r.device)
     model.gradient_checkpointing_enable()
@@ -284,11 +252,10 @@ def checkpointing(r: Recording) -> None:
     transformer_loop(r, model, torch.optim.AdamW(model.parameters(), foreach=False))
 
 
-@job
+@job()
 def lora(r: Recording) -> None:
     from peft import LoraConfig, get_peft_model
 
-    r.history(stacks="python")
     with r.phase("load"):
         base = llama(dtype=torch.bfloat16).to(r.device)
         model = get_peft_model(base, LoraConfig(r=16, target_modules="all-linear"))
@@ -296,11 +263,10 @@ def lora(r: Recording) -> None:
     transformer_loop(r, model, torch.optim.AdamW(trained))
 
 
-@job
+@job()
 def trainer(r: Recording) -> None:
     from transformers import Trainer, TrainingArguments
 
-    r.history(stacks="python")
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 8000, (32, 256))]
     arguments = TrainingArguments(
         output_dir=str(r.folder / "trainer"),
@@ -324,15 +290,8 @@ def trainer(r: Recording) -> None:
 def deepspeed_loop(r: Recording, stage: int) -> None:
     import deepspeed
 
-    for name, value in {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-    }.items():
-        os.environ[name] = value
-    os.environ["MASTER_PORT"] = str(29600 + stage)
-    r.history(stacks="python")
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": str(29600 + stage)}  # fmt: skip
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": stage},
@@ -354,24 +313,16 @@ def deepspeed_loop(r: Recording, stage: int) -> None:
     r.holdings(model)
 
 
-@job
-def zero_2(r: Recording) -> None:
-    deepspeed_loop(r, 2)
+JOBS |= {f"zero-{stage}": (partial(deepspeed_loop, stage=stage), PYTHON) for stage in (2, 3)}
 
 
-@job
-def zero_3(r: Recording) -> None:
-    deepspeed_loop(r, 3)
-
-
-@job
+@job()
 def fsdp2(r: Recording) -> None:
     import torch.distributed as distributed
     from torch.distributed.fsdp import fully_shard
 
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29620"}
     distributed.init_process_group("nccl" if r.device == "cuda" else "gloo")
-    r.history(stacks="python")
     with r.phase("load"):
         model = llama().to(r.device)
     with r.phase("init"):
@@ -382,29 +333,19 @@ def fsdp2(r: Recording) -> None:
     distributed.destroy_process_group()
 
 
-@job
+@job()
 def generation(r: Recording) -> None:
-    r.history(stacks="python")
     with r.phase("load"):
         model = llama(layers=3).to(r.device).eval()
     with r.phase("generate"):
         model.generate(batch(r, words=8000), max_new_tokens=12, min_new_tokens=12, do_sample=False)
 
 
-@job
+@job()
 def compiled(r: Recording) -> None:
-    r.history(stacks="python")
     model = Classifier(depth=2).to(r.device)
-    optimizer = torch.optim.AdamW(model.parameters())
     fast = torch.compile(model)
-    for _ in range(3):
-        with r.phase("forward"):
-            loss = loss_of(fast, batch(r))
-        with r.phase("backward"):
-            loss.backward()
-        with r.phase("step"):
-            optimizer.step()
-            optimizer.zero_grad()
+    train(r, model, torch.optim.AdamW(model.parameters()), lambda _, ids: loss_of(fast, ids), steps=3)
 
 
 def out_of_memory(r: Recording, run: Callable[[], None]) -> None:
@@ -427,16 +368,14 @@ def out_of_memory(r: Recording, run: Callable[[], None]) -> None:
     r.dumped = True
 
 
-@job
+@job({})
 def oom(r: Recording) -> None:
-    r.history()
     out_of_memory(r, lambda: plain_loop(r, length=4096, steps=1))
 
 
-@job
+@job()
 def oom_fragmented(r: Recording) -> None:
     """Free every second of many blocks: plenty is free, no piece is large enough."""
-    r.history(stacks="python")
 
     def run() -> None:
         kept = [torch.empty(4 << 20, dtype=torch.uint8, device=r.device) for _ in range(140)]
@@ -467,10 +406,9 @@ def leaking(
 KEPT: list[Any] = []
 
 
-@job
+@job()
 def leak_losses(r: Recording) -> None:
     """Sum losses that still hold their graph."""
-    r.history(stacks="python")
     model = Classifier(width=128, depth=2, words=500).to(r.device)
     optimizer = torch.optim.AdamW(model.parameters())
     total: Any = 0
@@ -486,10 +424,9 @@ def leak_losses(r: Recording) -> None:
     KEPT.append(total)
 
 
-@job
+@job({})
 def leak_outputs(r: Recording) -> None:
     """Keep each step's scores for a metric."""
-    r.history()
 
     def keep(model: nn.Module, ids: torch.Tensor, loss: torch.Tensor) -> None:
         with torch.no_grad():
@@ -499,10 +436,9 @@ def leak_outputs(r: Recording) -> None:
     leaking(r, keep)
 
 
-@job
+@job()
 def leak_hook(r: Recording) -> None:
     """Keep every activation that a hook sees."""
-    r.history(stacks="python")
 
     def prepare(model: Any) -> None:
         def hook(module: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -514,10 +450,9 @@ def leak_hook(r: Recording) -> None:
     leaking(r, lambda model, ids, loss: None, prepare)
 
 
-@job
+@job()
 def leak_batches(r: Recording) -> None:
     """Keep the batches of a run on the GPU."""
-    r.history(stacks="python")
 
     def keep(model: nn.Module, ids: torch.Tensor, loss: torch.Tensor) -> None:
         r.planted["batches"] = planted_line() + 1
@@ -526,10 +461,9 @@ def leak_batches(r: Recording) -> None:
     leaking(r, keep)
 
 
-@job
+@job()
 def leak_gradients(r: Recording) -> None:
     """Keep copies of the gradients' norms by weight, never averaged."""
-    r.history(stacks="python")
     history: dict[str, list[torch.Tensor]] = {}
 
     def prepare(model: nn.Module) -> None:
@@ -545,10 +479,9 @@ def leak_gradients(r: Recording) -> None:
     KEPT.append(history)
 
 
-@job
+@job()
 def leak_replay(r: Recording) -> None:
     """Fill a replay buffer that has no limit."""
-    r.history(stacks="python")
     buffer = torch.zeros(0, 1024, device=r.device)
 
     def keep(model: nn.Module, ids: torch.Tensor, loss: torch.Tensor) -> None:
@@ -561,10 +494,9 @@ def leak_replay(r: Recording) -> None:
     KEPT.append(buffer)
 
 
-@job
+@job()
 def leak_average(r: Recording) -> None:
     """Keep a copy of the weights at every step."""
-    r.history(stacks="python")
 
     def keep(model: nn.Module, ids: torch.Tensor, loss: torch.Tensor) -> None:
         r.planted["average"] = planted_line() + 1
@@ -573,10 +505,9 @@ def leak_average(r: Recording) -> None:
     leaking(r, keep)
 
 
-@job
+@job()
 def leak_cache(r: Recording) -> None:
     """Grow a key-value cache across prompts."""
-    r.history(stacks="python")
     cache: list[torch.Tensor] = []
 
     def keep(model: Any, ids: torch.Tensor, loss: torch.Tensor) -> None:
@@ -589,13 +520,12 @@ def leak_cache(r: Recording) -> None:
     KEPT.append(cache)
 
 
-@job
+@job()
 def leak_cycle(r: Recording) -> None:
     """Keep tensors in reference cycles, with the collector off."""
     import gc
 
     gc.disable()
-    r.history(stacks="python")
 
     class Node:
         def __init__(self, scores: torch.Tensor) -> None:
@@ -608,10 +538,9 @@ def leak_cycle(r: Recording) -> None:
     leaking(r, keep)
 
 
-@job
+@job()
 def leak_exceptions(r: Recording) -> None:
     """Keep exceptions, whose frames hold what their functions held."""
-    r.history(stacks="python")
 
     def fails(ids: torch.Tensor) -> None:
         r.planted["exceptions"] = planted_line() + 1
@@ -635,7 +564,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     recording = Recording(options.name, options.folder, options.device)
-    JOBS[options.name](recording)
+    run, history = JOBS[options.name]
+    if history is not None:
+        recording.history(**history)
+    run(recording)
     recording.dump()
 
 
