@@ -11,7 +11,6 @@ Errors are (predicted - measured) / measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of, rows
 from benchmarks.measure.case import job_and_strategy
 from zerokit.catalog import gpus, profiles
 from zerokit.domain.activations import Timeline
@@ -105,8 +105,7 @@ def read_case(row: Mapping[str, Any]) -> Case:
 
 def read_cases(path: Path = DATA) -> list[Case]:
     """Every run of the file that succeeded."""
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [read_case(row) for row in rows if row["ok"]]
+    return [read_case(row) for row in rows(path) if row["ok"]]
 
 
 def profile_of(case: Case) -> ModelProfile:
@@ -305,9 +304,7 @@ def _candidates() -> Iterable[Strategy]:
 
 def main() -> int:
     """Print the tables; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="measured rows, one JSON object a line")
     parser.add_argument("--only", metavar="ID", help="rows whose id begins so")
     parser.add_argument("--json", action="store_true", help="every predicted and measured figure, in bytes")

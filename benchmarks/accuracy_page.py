@@ -9,7 +9,6 @@ transformers==5.17.0``): each run's model is traced as it was. The words are in 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -35,6 +34,7 @@ from benchmarks.accuracy_runs import (
     rows_of,
     runs,
 )
+from benchmarks.common import options_of
 from benchmarks.fast_answers import section
 from benchmarks.measure import limits, quality
 from zerokit.memory.inference import phase_peaks
@@ -251,9 +251,7 @@ def drawings(found: Sequence[Run]) -> dict[str, str]:
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when the page would change")
     options = parser.parse_args()
     found = runs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy
+from benchmarks.common import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "measure" / "data"
@@ -93,8 +93,7 @@ def rows_of(source: Source) -> list[dict[str, Any]]:
     """The rows of runs that succeeded; none where the file is not there."""
     if not source.path.exists():
         return []
-    rows = map(json.loads, source.path.read_text(encoding="utf-8").splitlines())
-    return [row for row in rows if row["ok"]]
+    return [row for row in rows(source.path) if row["ok"]]
 
 
 def runs() -> list[Run]:

@@ -8,13 +8,13 @@ A row has its host's probe beside it (``host_factor``); a case is predicted at t
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
 from benchmarks.measure import case as cases
 from zerokit.catalog import gpus
 from zerokit.domain.families import from_config
@@ -101,9 +101,7 @@ def _spread(row: Mapping[str, Any]) -> list[float]:
 
 def main() -> None:
     """A line for each row or case, and the mean error."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--hosts", type=float, nargs="+", default=[0.6, 0.8, 1.0])
     options = parser.parse_args()

@@ -26,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
+
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "hanging.py"
 HEARTBEAT = 15.0
 LIMIT_SECONDS = 400.0
@@ -163,9 +165,7 @@ def public_arguments(folder: Path) -> list[str]:
 
 def main() -> int:
     """Inject those asked for, a line of JSON each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kinds", default="cpu", help=f"of {', '.join(CAUSES)}; or {', '.join(SETS)}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

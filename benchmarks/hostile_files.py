@@ -12,7 +12,6 @@ written, and no command may take more than 5 s of CPU (tests/support/strangers.p
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import io
@@ -29,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.common import append, options_of, rows
 from tests.support import strangers
 from tests.support.hostile import damaged, odd
 from tests.support.plans import write_plan
@@ -91,7 +91,7 @@ def plan(draw: random.Random) -> list[str]:
 def ranks(draw: random.Random) -> list[str]:
     write_run(Path("run"))
     path = Path("run", f"rank-0000{draw.randrange(2)}.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = rows(path)
     at = draw.randrange(len(lines))
     lines[at] = odd(lines[at], draw)
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -177,9 +177,7 @@ def _inside(folder: str) -> Iterator[None]:
 
 def main() -> int:
     """Run the cases; print those that are wrong, and the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--count", type=int, help="of each kind; default: 1,500 together")
     parser.add_argument("--seed", type=int, default=0, help="of the first")
@@ -199,8 +197,7 @@ def main() -> int:
                 counts[f"{kind}: exit {row['exit_code']}"] += 1
                 slowest[kind] = max(slowest.get(kind, 0.0), row["seconds"])
                 if log:
-                    with log.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    append(log, row)
                 if row["wrong"]:
                     counts["wrong"] += 1
                     print(json.dumps(row, indent=1), flush=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import judge, read_case
+from benchmarks.common import rows
 from benchmarks.replay_and_rehearsal import RAW_LOOP
 from zerokit.catalog import models
 from zerokit.trace.on_demand import complete
@@ -123,8 +124,8 @@ def measure(name: str) -> dict[str, Any]:
 
 def compare(predicted: Path, measured: Path) -> None:
     """Print a line a case: measured bytes, and by how much the prediction differs."""
-    said = {row["name"]: row for row in map(json.loads, predicted.read_text().splitlines())}
-    for row in map(json.loads, measured.read_text().splitlines()):
+    said = {row["name"]: row for row in rows(predicted)}
+    for row in rows(measured):
         if "failed" in row:
             print(f"{row['name']:<20} failed: {row['failed'].splitlines()[-1]}")
             continue

@@ -14,7 +14,6 @@ in groups of four or more plans that compete for the same job.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import step_time
+from benchmarks.common import options_of
 from benchmarks.measure.quality import possible
 from benchmarks.published_runs import FSDP_FILE, FSDP_FILES, MEGATRON_FILE, Run, fsdp_runs, megatron_runs
 from benchmarks.stacks import MEGATRON, fsdp_stack
@@ -323,9 +323,7 @@ def _tokens(run: Run) -> float:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--megatron", type=Path, help=f"default: {MEGATRON_FILE.name}")
     parser.add_argument("--fsdp", type=Path, help=f"default: {FSDP_FILE.name}")
     parser.add_argument("--h200", action="store_true", help="the project's own runs")

@@ -5,15 +5,14 @@ A function for each group of figures; ``benchmarks/quotes.py`` names the sentenc
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import zerokit
 from benchmarks import bare_loop_times, race, rehearsal_page, step_time
+from benchmarks.common import rows
 from benchmarks.engines import jobs as engines
 from benchmarks.measure import limits, quality
 from benchmarks.rehearsal_page import DATA, PEAKS, PREDICTED, ROOT, TIMES, Case, Step, cases, steps
@@ -25,11 +24,6 @@ from zerokit.timing import host_speed
 from zerokit.units import GIB, MIB
 
 Figures = dict[str, str]
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def size(share: float, digits: int = 0) -> str:

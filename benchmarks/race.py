@@ -11,7 +11,6 @@ adds to a step is left out of both.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ import jinja2
 
 import zerokit
 from benchmarks.bare_loop_times import loops
+from benchmarks.common import options_of
 from benchmarks.measure import case as cases
 from benchmarks.rehearsal_page import at_factor
 from zerokit.catalog import models
@@ -438,9 +438,7 @@ def write_text() -> str:
 
 def main() -> None:
     """Write the cases and predictions, or the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--write", action="store_true", help="plan the jobs anew")
     options = parser.parse_args()
     if options.write:

@@ -15,7 +15,6 @@ each run nothing may be left: processes, shared memory, temporary files, locks t
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import os
@@ -30,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.common import append, options_of
 from benchmarks.random_faults_system import (
     command_has,
     command_of,
@@ -330,7 +330,7 @@ def inject(fault: Fault, python: Path) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inject, print a line for each that is wrong, and the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--real", type=int, default=24, help="so many of them, the last, with real DeepSpeed")
     parser.add_argument("--only", type=int, default=0, help="number of the first")
@@ -352,8 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts["wrong" if row["wrong"] else "true"] += 1
             counts[f"exit {row['exit_code']}"] += 1
             if args.log:
-                with args.log.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(args.log, row)
             if row["wrong"] or args.count == 1:
                 print(json.dumps(row, indent=1), flush=True)
     print(dict(counts))

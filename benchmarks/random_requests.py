@@ -14,7 +14,6 @@ where a trace holds for one length, the lengths, without sequence parallelism. M
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -26,6 +25,7 @@ from random import Random
 from typing import Any
 
 import zerokit
+from benchmarks.common import options_of
 from zerokit.catalog import gpus, models, profiles
 from zerokit.domain.profile import Variant
 from zerokit.errors import InputError, NothingFits
@@ -167,7 +167,7 @@ def cpu_seconds(request: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--number", type=int, default=300, help="requests (default: 300)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (default: 0)")
     parser.add_argument("--bar", type=float, default=2.0, help="seconds of CPU (default: 2)")

@@ -11,7 +11,6 @@ machine does, hence S in the same minute.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import zerokit
+from benchmarks.common import append, options_of
 from benchmarks.rehearsal.inputs import Inputs
 from zerokit.catalog import models
 
@@ -134,7 +134,7 @@ def _row(name: str, s: float, cpu: float, bar: float) -> dict[str, Any]:
 
 def main() -> int:
     names = (*REHEARSALS, PLAN)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all if none is named")
     parser.add_argument("--jsonl", type=Path, help="append a line for each row")
     options = parser.parse_args()
@@ -154,8 +154,7 @@ def main() -> int:
                     flush=True,
                 )
                 if options.jsonl:
-                    with options.jsonl.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                    append(options.jsonl, row)
     return 1 if above else 0
 
 

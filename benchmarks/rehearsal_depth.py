@@ -11,7 +11,6 @@ more than 0.05 % off. `few-layers.jsonl` beside the lists has the rows of the pa
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import zerokit
+from benchmarks.common import append, options_of
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal_page import PREDICTED
 
@@ -129,7 +129,7 @@ def row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("names", nargs="*", help="of scripts; all if none is named")
     parser.add_argument("--copies", type=Path, required=True)
     parser.add_argument("--list", action="append", choices=[f"public{one}" for one in LISTS])
@@ -155,8 +155,7 @@ def main() -> int:
                 said = one["stopped"]["reason"] if one["stopped"] else "whole"
             print(f"{one['name']}: {said}", flush=True)
             if jsonl:
-                with jsonl.open("a") as file:
-                    file.write(json.dumps(one) + "\n")
+                append(jsonl, one)
     return 1 if worst > MOST else 0
 
 

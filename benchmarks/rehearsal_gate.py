@@ -9,7 +9,6 @@ printed; whether the commit meant it is for a person to say.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import append, options_of
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal_cost import Cost
 
@@ -59,7 +59,7 @@ def rows(checkout: Path, commits: int, folder: Path) -> Iterator[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--commits", type=int, default=50)
     parser.add_argument("--jsonl", type=Path, help="append a line for each commit")
@@ -69,8 +69,7 @@ def main() -> None:
             if row["grown"]:
                 print(f"{row['commit']}: {', '.join(row['grown'])} grew", flush=True)
             if options.jsonl:
-                with options.jsonl.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(options.jsonl, row)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ off it at the speed that the probe found between the run's own steps.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import quantile
+from benchmarks.common import options_of, rows
 from zerokit.timing.host_speed import HostSpeed, of_slowest
 from zerokit.units import GIB, MIB
 
@@ -52,78 +51,36 @@ PEAKS = {
         "rehearsed-cases-measured.jsonl",
         "the five on two GPUs, predicted again before they were measured",
     ),
-    "public": Peaks("rehearsed-public.jsonl", "measured-public.jsonl", "public scripts, unmodified"),
-    "public, second": Peaks(
-        "rehearsed-public-second.jsonl",
-        "measured-public-second.jsonl",
-        "other scripts, or models and settings that were never measured",
-    ),
-    "public, third": Peaks(
-        "rehearsed-public-third.jsonl", "measured-public-third.jsonl", "others again; twelve on two GPUs"
-    ),
-    "public, third, corrected": Peaks(
-        "rehearsed-public-third-again.jsonl",
-        "measured-public-third.jsonl",
-        "some of these, rehearsed again after what they had shown was corrected",
-    ),
-    "public, fourth": Peaks(
-        "rehearsed-public-fourth.jsonl",
-        "measured-public-fourth.jsonl",
-        "others again, with nothing changed after; five on two GPUs",
-    ),
-    "public, fifth": Peaks(
-        "rehearsed-public-fifth.jsonl",
-        "measured-public-fifth.jsonl",
-        "others again, on one GPU: models and options that were not tried before",
-    ),
-    "public, fifth, corrected": Peaks(
-        "rehearsed-public-fifth-again.jsonl",
-        "measured-public-fifth.jsonl",
-        "those that what it had shown concerns, rehearsed again after it was corrected",
-    ),
-    "public, sixth": Peaks(
-        "rehearsed-public-sixth.jsonl",
-        "measured-public-sixth.jsonl",
-        "others again, each on two H100s, and both stages of four pipelines",
-    ),
-    "public, seventh": Peaks(
-        "rehearsed-public-seventh.jsonl",
-        "measured-public-seventh.jsonl",
-        "others again, each on four H200s, ten of them as another rank than the first",
-    ),
-    "public, eighth": Peaks(
-        "rehearsed-public-eighth.jsonl",
-        "measured-public-eighth.jsonl",
-        "TRL's scripts on one GPU with other models and options again",
-    ),
-    "public, ninth": Peaks(
-        "rehearsed-public-ninth.jsonl",
-        "measured-public-ninth.jsonl",
-        "Axolotl and LLaMA-Factory, never rehearsed or measured before, with their own pins; seven on two "
-        "H200s",
-    ),
-    "public, ninth, corrected": Peaks(
-        "rehearsed-public-ninth-again.jsonl",
-        "measured-public-ninth.jsonl",
-        "LLaMA-Factory's DPO, rehearsed again after the copy that its log_softmax makes was counted",
-    ),
-    "public, tenth": Peaks(
-        "rehearsed-public-tenth.jsonl",
-        "measured-public-tenth.jsonl",
-        "the same two tools with other models, methods and losses, nothing changed after; six on two H200s",
-    ),
-    "public, eleventh": Peaks(
-        "rehearsed-public-eleventh.jsonl",
-        "measured-public-eleventh.jsonl",
-        "FSDP2 on two H200s: Accelerate's nd_parallel.py, TRL's sft.py with all weights and with LoRA, "
-        "without Triton, which warns; the measured peak is of the whole run, under the rehearsal's phase",
-    ),
-    "public, eleventh, corrected": Peaks(
-        "rehearsed-public-eleventh-again.jsonl",
-        "measured-public-eleventh.jsonl",
-        "sft.py again with Triton, and nd_parallel.py with context parallelism as the rank that was measured",
-    ),
 }
+_PUBLIC = {
+    "": "public scripts, unmodified",
+    "second": "other scripts, or models and settings that were never measured",
+    "third": "others again; twelve on two GPUs",
+    "third, corrected": "some of these, rehearsed again after what they had shown was corrected",
+    "fourth": "others again, with nothing changed after; five on two GPUs",
+    "fifth": "others again, on one GPU: models and options that were not tried before",
+    "fifth, corrected": "those that what it had shown concerns, rehearsed again after it was corrected",
+    "sixth": "others again, each on two H100s, and both stages of four pipelines",
+    "seventh": "others again, each on four H200s, ten of them as another rank than the first",
+    "eighth": "TRL's scripts on one GPU with other models and options again",
+    "ninth": "Axolotl and LLaMA-Factory, never rehearsed or measured before, with their own pins; seven on "
+    "two H200s",
+    "ninth, corrected": "LLaMA-Factory's DPO, rehearsed again after the copy that its log_softmax makes "
+    "was counted",
+    "tenth": "the same two tools with other models, methods and losses, nothing changed after; six on two "
+    "H200s",
+    "eleventh": "FSDP2 on two H200s: Accelerate's nd_parallel.py, TRL's sft.py with all weights and with "
+    "LoRA, without Triton, which warns; the measured peak is of the whole run, under the rehearsal's phase",
+    "eleventh, corrected": "sft.py again with Triton, and nd_parallel.py with context parallelism as the "
+    "rank that was measured",
+}
+"""Words of the lists of public scripts; those called corrected were rehearsed again."""
+for _list, _words in _PUBLIC.items():
+    _number = "".join(f"-{word}" for word in _list.removesuffix(", corrected").split())
+    _again = "-again" if _list.endswith("corrected") else ""
+    PEAKS[", ".join(filter(None, ("public", _list)))] = Peaks(
+        f"rehearsed-public{_number}{_again}.jsonl", f"measured-public{_number}.jsonl", _words
+    )
 
 
 @dataclass(frozen=True)
@@ -153,15 +110,11 @@ def beside(said: dict[str, int], measured: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
 def cases(one: Peaks) -> list[Case]:
     """Those that ran to their end on the GPU and in their rehearsal."""
-    predicted = {row["name"]: row for row in _rows(DATA / one.predicted)}
+    predicted = {row["name"]: row for row in rows(DATA / one.predicted)}
     found = []
-    for row in _rows(DATA / one.measured):
+    for row in rows(DATA / one.measured):
         said = predicted.get(row["name"])
         if row.get("error") or said is None or said.get("complete") is False:
             continue
@@ -243,10 +196,10 @@ def steps(one: Times) -> list[Step]:
     """The rows of a list that have a prediction from before."""
     predicted = {
         (row["name"].removeprefix("times."), row.get("gpu", "h200")): row["seconds_by_host_factor"]
-        for row in _rows(PREDICTED / f"predicted-step-times{one.name}.jsonl")
+        for row in rows(PREDICTED / f"predicted-step-times{one.name}.jsonl")
     }
     found = []
-    for row in _rows(DATA / f"script-times{one.name}.jsonl"):
+    for row in rows(DATA / f"script-times{one.name}.jsonl"):
         title = row["versions"].get("gpu", "NVIDIA H200")
         gpu = "h100-sxm-80gb" if "H100" in title else "h200"
         by_factor = predicted.get((row["name"], gpu))
@@ -379,7 +332,7 @@ def _few_layers() -> list[str]:
         "all layers, s",
     )
     lines = []
-    for row in _rows(PREDICTED / "few-layers.jsonl"):
+    for row in rows(PREDICTED / "few-layers.jsonl"):
         off, step = dict(row["off"]), row["step_off"]
         reserved = percent(off.pop("reserved"))
         furthest = max(off, key=lambda name: abs(off[name]))
@@ -421,9 +374,7 @@ reference host, less is faster. No other rate of the machine is used.
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when the page would change")
     options = parser.parse_args()
     text = write_text()

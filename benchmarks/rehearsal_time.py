@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_loop_times import THROUGH_DEEPSPEED
+from benchmarks.common import options_of
 from benchmarks.rehearsal.__main__ import Bench, allocator_of_run
 from benchmarks.rehearsal.rows import DATA, MeasuredRun, timed_runs
 from zerokit.catalog import gpus
@@ -45,9 +46,7 @@ FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75)
 
 def main() -> int:
     """Print the rows that were asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("names", nargs="*", help="parts of the names of rows")
     parser.add_argument("--rows", type=Path, default=DATA / "h200-script-times.jsonl")
     parser.add_argument(

@@ -15,7 +15,6 @@ which the replay does not count and models of this size show (+0.1 to 0.3 %).
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import error, judge, read_case
+from benchmarks.common import append, options_of
 from benchmarks.rehearsal.__main__ import allocator_of_run
 from zerokit.catalog import gpus
 from zerokit.domain.images import images_of
@@ -364,7 +364,7 @@ def _versions() -> dict[str, str]:
 
 def main() -> int:
     """Print every case that was asked for; 1 where two differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("wanted", nargs="*", metavar="NAME", help="a part of the names (default: all)")
     parser.add_argument("--jsonl", type=Path, help="append the bytes of each case, (replayed, rehearsed)")
     args = parser.parse_args()
@@ -386,8 +386,7 @@ def main() -> int:
                 continue
             if args.jsonl is not None:
                 row = {"name": name, "pairs": found.pairs, "versions": _versions()}
-                with args.jsonl.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(args.jsonl, row)
             off = max(map(abs, found.errors().values())) > LIMIT
             worst += [name] if off else []
             told = "  ".join(

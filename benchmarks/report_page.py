@@ -11,7 +11,6 @@ nearest to that of a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
 from tests.browser.screenshots import open_browser
 from tests.support.report_pages import CONTEXT, report
 from zerokit.report.html import render_html
@@ -46,7 +46,7 @@ def opened(browser: Any, page_file: Path, width: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--times", type=int, default=7)

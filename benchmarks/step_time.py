@@ -11,7 +11,6 @@ Predicted now, with the constants of the catalogue. *retries*: runs in which the
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import accuracy
+from benchmarks.common import options_of
 from benchmarks.measure import planned
 from zerokit.domain.families import from_config
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate
@@ -151,9 +151,7 @@ def table(title: str, found: list[Timed]) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--all", action="store_true", help="the runs that shared GPUs or hosts too")
     parser.add_argument("--kernels", action="store_true", help="the profiled runs instead")
     parser.add_argument(

@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
+
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "straggling.py"
 CASES = ("none:2", "loader:2", "tokens:2", "none:3", "loader:3", "tokens:3", "none:1", "host:1")
 PHASES = {"loader": {"other"}, "host": {"forward"}, "tokens": {"forward", "backward"}}
@@ -119,9 +121,7 @@ def judge(rows: dict[str, dict[str, Any]], ranks: int) -> None:
 
 def main() -> int:
     """All cases, a line of JSON each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", default=",".join(CASES), help="KIND:STAGE, …")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -15,7 +15,6 @@ the report's peaks by phase, and whether the losses are those of the second run;
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
 from benchmarks.tracker_curves import TRACKERS, Curves, curves, variables
 from tests.support.tinyjob import make_model, make_rows, texts
 
@@ -139,7 +139,7 @@ def measured(folder: Path, device: str, trackers: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--trackers", default="tensorboard", help=",".join(TRACKERS))

@@ -9,7 +9,6 @@ at its factor. ``--lanes``: the host's seconds by phase on the reference host, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_loop_times import host_of, predicted_seconds
+from benchmarks.common import options_of
 from benchmarks.measure import case as cases
 from benchmarks.rehearsal.__main__ import HERE
 from benchmarks.rehearsal_time import recorded_rows
@@ -31,9 +31,7 @@ GPU = "h200"
 
 def main() -> None:
     """A line for each row, and the mean errors."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("rows", type=Path)
     parser.add_argument("names", nargs="*", help="parts of the rows' names")
     parser.add_argument("--keep", type=Path, help="keep the recorded operators there")

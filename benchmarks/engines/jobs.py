@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import zerokit
+from benchmarks.common import rows
 from zerokit.catalog import profiles
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.strategy import Strategy
@@ -297,7 +298,7 @@ def main() -> None:
     """Write jobs, or compare rows."""
     host = float(sys.argv[2]) if len(sys.argv) > 2 else None
     if len(sys.argv) > 1:
-        compare([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()], host)
+        compare(rows(Path(sys.argv[1])), host)
         return
     for case in cases():
         print(json.dumps(row(*case, host=host)))

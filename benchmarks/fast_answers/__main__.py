@@ -17,7 +17,6 @@ on cards that have no more than the plan requires.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import json
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import zerokit
+from benchmarks.common import options_of, rows
 from benchmarks.fast_answers.section import COMPARED, LIMIT, error, replaced, spread
 from benchmarks.rehearsal.inputs import Inputs
 
@@ -205,7 +205,7 @@ def compare(path: Path) -> int:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         order = {cell["id"]: number for number, cell in enumerate(cells())}
-        for row in sorted(map(json.loads, path.read_text().splitlines()), key=lambda row: order[row["id"]]):
+        for row in sorted(rows(path), key=lambda row: order[row["id"]]):
             if "problem" in row:
                 print(f"{row['id']:36} not rehearsed: {row['problem'][-160:]!r}")
                 continue
@@ -226,7 +226,7 @@ def compare(path: Path) -> int:
 
 def main() -> int:
     """Run either half."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("half", choices=("rehearse", "compare"))
     parser.add_argument("parts", nargs="*", help="of the names of cells; compare: the file of rows")
     parser.add_argument("-o", "--output", type=Path)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.common import options_of
 from benchmarks.measure.rows import GIB, measured_ids, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,9 +228,7 @@ def _show_log(run: Running, found: Mapping[str, Any], lines: int) -> None:
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The options that every route has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(description)
     parser.add_argument("cases", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL file, appended to; what it "
                         "holds is not run again")  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import options_of
 from benchmarks.measure.host import Case
 from zerokit import planner
 from zerokit.catalog import gpus, models, profiles
@@ -151,9 +152,7 @@ def write_cases(cases: Iterable[Case], path: Path) -> None:
 
 def command_line(description: str | None, what: str) -> argparse.ArgumentParser:
     """``prepare FOLDER [--only TEXT]``, ``list`` and ``table ROWS…``; ``what``: plural of what is listed."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(description)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare", help="make the plans and the file of cases")
     making.add_argument("folder", type=Path)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common import append, options_of
 from benchmarks.measure import case as cases
 from benchmarks.measure.models import build, device, make_batch, training_dtype
 from zerokit.doctor.host_probe import probe_host
@@ -307,9 +308,7 @@ class Waiting:
 
 def main() -> None:
     """Start the ranks of every case, then let them run in turn."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("cases", type=Path, nargs="?")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--gpus", type=int, default=1)
@@ -344,8 +343,7 @@ def main() -> None:
                     break
                 left = began + options.seconds - time.monotonic()
                 row = process.go(min(options.case_seconds, left))
-                with options.output.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + "\n")
+                append(options.output, row)
                 said = row.get("step_seconds_median") or row["error"][-500:]
                 spent = row.get("building_and_training_seconds", "")
                 print(f"{row['id']:32} host {row.get('host_factor')}  {said}  {spent}", flush=True)

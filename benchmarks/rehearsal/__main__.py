@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import zerokit
+from benchmarks.common import append
 from benchmarks.rehearsal.inputs import Inputs
 from benchmarks.rehearsal.rows import (
     MeasuredRun,
@@ -120,8 +121,7 @@ class Bench:
                 "versions": rehearsed.versions,
                 "guesses": [f"{g.location} {g.what}" for g in rehearsed.guesses],
             }
-            with self.options.jsonl.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append(self.options.jsonl, line)
 
     def _rehearse(self, run: MeasuredRun) -> tuple[Rehearsal, dict[str, int], int, int]:
         target, plan, allocator, launcher = self._target(run)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "h200"
@@ -61,7 +62,7 @@ class MeasuredRun:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return rows(path)
 
 
 def raw_runs(path: Path = DATA / "h200-deepspeed.jsonl") -> list[MeasuredRun]:

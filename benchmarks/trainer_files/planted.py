@@ -7,7 +7,6 @@ mistake has not. ``--keep DIR`` writes the files, for the trainers' own validato
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.common import options_of
 from zerokit.linter.files import check_files
 from zerokit.trainer_files.keys import trainer_of
 
@@ -220,9 +220,7 @@ def planted(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plant, check and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("folder", nargs="+", type=Path)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
