@@ -21,6 +21,8 @@ ARRIVAL_SECONDS = 4e-6
 """From the host's launch to the kernel's begin."""
 
 _COPIES = (operators.TO_DEVICE, operators.TO_HOST)
+_OF_THE_HOST = (operators.VIEW, operators.EMPTY, operators.HOST)
+"""What lanes of the GPU know nothing of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +77,16 @@ def lane_of(event: IssuedOperator) -> Hashable:
     return ("message", *event.ranks) if event.is_message else "collective"
 
 
+_Priced = tuple[float, float, str, IssuedOperator]
+"""What the host takes to issue it, its kernels, and their kind; the event, whose id is then no other's."""
+
+
 class Lanes:
     """Where each lane has got to. Seconds. ``host``: the host's time."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
+        self._priced: dict[int, _Priced] = {}
         self.host = 0.0
         self._streams: dict[int, float] = defaultdict(float)
         self._kernels: dict[int, float] = defaultdict(float)
@@ -109,6 +116,8 @@ class Lanes:
         self._issue(event)
         if kind == operators.KERNEL:
             self._run(event)
+        elif kind in _OF_THE_HOST:
+            pass
         elif kind in _COPIES:
             self._copy(event)
         elif kind == operators.RECORD:
@@ -122,8 +131,19 @@ class Lanes:
         if event.synchronizes:
             self._join(event)
 
+    def _price(self, event: IssuedOperator) -> _Priced:
+        """Prices of an object, asked for once: a step has a few hundred, and some ten thousand events."""
+        priced = self._priced.get(id(event))
+        if priced is None:
+            prices, host = self._prices, self._prices.host(event)
+            priced = (host, 0.0, "", event)
+            if event.kind == operators.KERNEL:
+                priced = (host, prices.kernel(event), prices.kernel_kind(event), event)
+            self._priced[id(event)] = priced
+        return priced
+
     def _issue(self, event: IssuedOperator) -> None:
-        took = self._prices.host(event)
+        took = self._price(event)[0]
         if event.kind == operators.CPU_ADAM:
             adam = self._prices.cpu_adam(event)
             self._adam += adam
@@ -152,17 +172,20 @@ class Lanes:
         self._streams[stream] = max(self._streams[stream], until)
 
     def _run(self, event: IssuedOperator) -> None:
-        took = self._prices.kernel(event)
-        stream = event.stream
-        begin = max(self._streams[stream], self.host + ARRIVAL_SECONDS)
-        took = self._beside_collectives(event, begin, took)
-        for lane, busy_until in self._kernels.items():
+        _, took, kind, _ = self._price(event)
+        streams, kernels, stream = self._streams, self._kernels, event.stream
+        begin, free = self.host + ARRIVAL_SECONDS, streams[stream]
+        if free > begin:
+            begin = free
+        if self._links["collective"] > begin:
+            took = self._beside_collectives(event, begin, took)
+        for lane, busy_until in kernels.items():
             if lane != stream and busy_until > begin:
-                self._kernels[lane] += took
-                self._streams[lane] += took
-        self._streams[stream] = self._kernels[stream] = begin + took
-        self._parts[self._prices.kernel_kind(event)] += took
-        self._enqueue(begin + took, event.launches)
+                kernels[lane] += took
+                streams[lane] += took
+        done = streams[stream] = kernels[stream] = begin + took
+        self._parts[kind] += took
+        self._enqueue(done, event.launches)
 
     def _beside_collectives(self, event: IssuedOperator, begin: float, took: float) -> float:
         """Seconds of a kernel of ``took`` seconds, of which those beside collectives do less."""
