@@ -44,6 +44,8 @@ _OURS = (
     "zerokit.timing.recorded_step",
 )
 """Modules of ours that each rehearsal needs in the end."""
+_TABLES = {"transformers.conversion_mapping": "get_checkpoint_conversion_mapping"}
+"""What makes a table of a library's, by its module: with thousands of patterns, whatever is asked of it."""
 
 
 def main(descriptor: int) -> int:
@@ -153,6 +155,9 @@ class Zygote:
             os.environ.update(variables)
             self._set |= variables
             self._import(names, self._later)
+            for module, first_use in _TABLES.items():
+                with contextlib.suppress(AttributeError):  # another version's
+                    getattr(sys.modules.get(module), first_use)("")
             for name, value in before.items():
                 if name not in self._later.made:
                     os.environ.pop(name)
