@@ -65,6 +65,40 @@ def test_figures_are_those_of_a_new_process(tmp_path: Path) -> None:
     assert answers[1:] == answers[:1] * 2
 
 
+_PREPARES = f"""
+import datasets, sys, torch
+on = sys.argv[1]
+def prepared(row):
+    print("prepares")
+    return {{"width": len(open("te" + "xt").read()) + torch.ones(4, device=on).numel()}}
+data = datasets.load_dataset("json", data_files="rows.json", split="train").map(prepared)
+print("width", data["width"][0])
+{_TRAINS}"""
+
+
+def test_data_is_prepared_once_for_all_but_what_the_gpu_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next answer depends on what was read to prepare it, though its own process did not."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.json").write_text('{"row": 1}\n' * 3)
+    text = tmp_path / "text"
+    for on, times in (("cpu", [3, 0]), ("cuda", [3, 3])):
+        text.write_text("x" * 8)
+        request = request_of(tmp_path, _PREPARES, on)
+        unseen = replace(request, output=None, steps=4)
+        with Zygote(request.target) as zygote:
+            printed = [told(request, zygote)[1] for _ in times]
+            assert rehearse(unseen, None, zygote).complete
+        assert [one.count("prepares") for one in printed] == times
+        assert all("width 12\n" in one for one in printed)
+        assert rehearse(unseen).when_kept
+        text.write_text("x" * 9)
+        assert not rehearse(unseen).when_kept
+
+
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two installed packages: one reads a variable when it is imported, the other takes its function."""

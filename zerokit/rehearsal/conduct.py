@@ -22,7 +22,7 @@ from zerokit.memory import card
 from zerokit.rehearsal import result as results
 from zerokit.rehearsal import step_time
 from zerokit.rehearsal.changes import changes, could_halve
-from zerokit.rehearsal.order import ENGINE, PHASE, STEP, FakeGpu, Order
+from zerokit.rehearsal.order import ENGINE, PHASE, STEP, FakeGpu, Order, reads_log
 from zerokit.rehearsal.result import Fed
 from zerokit.rehearsal.script import PlanUse, PreparedScript, prepare
 from zerokit.rehearsal.zygote import DATA_CACHE, Stale, Zygote, environment_at, make_caches
@@ -287,7 +287,9 @@ def _run(
     :meth:`Zygote.rehearse`."""
     began, limit = time.monotonic(), request.limit_seconds
     output = folder / "output"
-    link_data_cache(user_data_cache(script.environment), make_caches(folder))
+    data, log = make_caches(folder), reads_log(exchange.folder, request.rank)
+    if not zygote.take_data(data, log):
+        link_data_cache(user_data_cache(script.environment), data)
     gpu = fake_gpu(request, script.ranks)
     seen_at = zygote.sees(gpu, script.environment, folder, script.arguments)
     environment = environment_at(script.environment, seen_at)
@@ -337,6 +339,8 @@ def _run(
         return None, f"the process ended with code {code}\n{tail}"
     report = secrets.tree(json.loads(result_path.read_text()))
     assert isinstance(report, dict)
+    if report.get("prepared_on_host"):
+        zygote.keep_data(data, log)
     return report, tail
 
 

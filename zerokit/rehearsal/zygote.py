@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -30,6 +31,7 @@ from zerokit.temporary import make_folder, remove_folder
 
 BOOTSTRAP = Path(__file__).parent / "process" / "bootstrap.py"
 DATA_CACHE = "HF_DATASETS_CACHE"
+_PREPARED, _READ = "prepared", "read"
 
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
@@ -239,6 +241,7 @@ class Zygote:
         self._alone = alone
         self._base: Mapping[str, str] | None = None
         self._learned: dict[str, Any] = {"imports": [], "set": {}}
+        self._data: Path | None = None
 
     def __enter__(self) -> Zygote:
         return self
@@ -257,6 +260,7 @@ class Zygote:
         self._end()
 
     def _end(self) -> tuple[int, bytes]:
+        self._forget_data()
         process, self._process = self._process, None
         return process.end() if process is not None else (0, b"")
 
@@ -270,6 +274,32 @@ class Zygote:
     def forks(self) -> bool:
         """Whether the next script runs in a fork of a process that has its libraries."""
         return not self._alone and self._process is not None and self._process.no_namespaces is None
+
+    def take_data(self, cache: Path, log: Path) -> bool:
+        """Put the data sets that the last script prepared in the place of ``cache``, an empty folder, and
+        what it read to prepare them in front of ``log``; False: none are kept."""
+        if self._data is None:
+            return False
+        cache.rmdir()
+        (self._data / _PREPARED).rename(cache)
+        with log.open("ab") as file:
+            file.write((self._data / _READ).read_bytes())
+        self._forget_data()
+        return True
+
+    def keep_data(self, cache: Path, log: Path) -> None:
+        """Keep the data sets of a script that ended for the next one, as ``datasets`` keeps them for a user's
+        next run."""
+        if self.forks and log.is_file():
+            self._forget_data()
+            self._data = make_folder("data")
+            cache.rename(self._data / _PREPARED)
+            shutil.copyfile(log, self._data / _READ)
+
+    def _forget_data(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            remove_folder(data)
 
     def _ready(self, gpu: FakeGpu, base: Mapping[str, str], arguments: Sequence[str]) -> _Process:
         process = self._process

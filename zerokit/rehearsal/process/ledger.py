@@ -8,7 +8,6 @@ smaller card.
 from __future__ import annotations
 
 import functools
-import heapq
 import os
 import threading
 import time
@@ -91,15 +90,12 @@ class History:
     postponed: dict[int, int] = field(default_factory=dict)
     other_streams: dict[int, set[int]] = field(default_factory=dict)
 
-    def events(self) -> Iterator[HistoryEvent]:
+    def events(self) -> list[HistoryEvent]:
         """All that was asked of the allocator, in order."""
-        born = sorted(
-            (self.postponed.get(number, clock), BORN, number) for number, clock in enumerate(self.born)
-        )
-        ended = sorted((clock, DIED, number) for number, clock in enumerate(self.died) if clock != STILL_LIVE)
-        emptied = ((clock, EMPTIED, 0) for clock in self.emptied)
-        for clock, kind, number in heapq.merge(born, ended, emptied):
-            yield HistoryEvent(clock, kind, number)
+        born = [(self.postponed.get(number, clock), BORN, number) for number, clock in enumerate(self.born)]
+        ended = [(clock, DIED, number) for number, clock in enumerate(self.died) if clock != STILL_LIVE]
+        emptied = [(clock, EMPTIED, 0) for clock in self.emptied]
+        return list(map(HistoryEvent._make, sorted(born + ended + emptied)))
 
     def live_at(self, clock: int) -> list[int]:
         """Numbers of the blocks that were in use at a time."""
@@ -322,6 +318,11 @@ class Workspaces:
         self._bytes = _configured(cublas_workspace_bytes(capability))
         self._lt_bytes = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", _LT_WORKSPACE_KIB)) << 10
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a product has run so far."""
+        return bool(self._have)
+
     def product(self, name: str, args: Arguments, kwargs: dict[str, Any]) -> None:
         """A product is about to run in this thread."""
         self._keep(False, self._bytes)
@@ -517,7 +518,7 @@ def smallest(history: History, settings: AllocatorSettings, reserved: int) -> tu
         reserved: what does.
     """
     began = time.monotonic()
-    events = list(history.events())
+    events = history.events()
     peak = _most_allocated(events, history)
     fails, runs = peak - 1, reserved
     while runs - fails > STEP_BYTES and time.monotonic() - began < LIMIT_SECONDS:

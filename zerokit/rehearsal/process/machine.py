@@ -88,6 +88,7 @@ class Machine:
         observers: follow the operators in the order and the threads in which the script issues them
             (:class:`zerokit.rehearsal.process.recorder.Recorder`).
         unseen: above 0 while the rehearsal itself uses operators that no GPU would run.
+        data_of_gpu: whether the GPU may have taken part in a data set that was written.
         managed_bytes: of CUDA managed memory that was asked for; part of ``host_bytes``.
         kept_evaluation_batches: after so many an evaluation moves its outputs to the host; None: never.
         product: hears of each matrix product on the GPU, with its output.
@@ -125,6 +126,7 @@ class Machine:
         self._on_host: set[int] = set()
         self._in_files: set[int] = set()
         self.written_bytes = 0
+        self.data_of_gpu = False
         self.kept_evaluation_batches: int | None = None
         self._host_addresses: dict[int, int] = {}
         self._next_host_address = 0x5500_0000_0000

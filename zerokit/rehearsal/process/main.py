@@ -366,6 +366,7 @@ class Rehearsed:
             **result,
             "versions": _versions(),
             "unconfined": self._no_namespaces,
+            "prepared_on_host": self.why_not is None and not self.machine.data_of_gpu,
             "seconds": round(time.monotonic() - self._began, 1),
             "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
             "rehearsal_rss_bytes": usage.ru_maxrss << 10,

@@ -43,6 +43,7 @@ ADAPTERS: dict[str, Adapter] = {
     "bitsandbytes.cextension": kernels.native_library,
     "bitsandbytes.functional": kernels.managed_memory,
     "datasets.arrow_dataset": data_loaders.preparation,
+    "datasets.arrow_writer": data_loaders.prepared_data,
     "deepspeed.compile.backend": deepspeed.compiler,
     "deepspeed.ops.op_builder.builder": deepspeed.operators,
     "deepspeed.runtime.config": lambda context, module: deepspeed.configuration(

@@ -189,6 +189,25 @@ def _of_sample(context: Context, original: Any) -> Any:
     return prepared
 
 
+def prepared_data(context: Context, module: ModuleType) -> None:
+    """Note where the GPU took part in data that is written: another rehearsal that finds it would not see
+    what that took."""
+    cls, machine = module.ArrowWriter, context.machine
+    begin, end = cls.__init__, cls.finalize
+
+    @in_place_of(cls, "__init__")
+    def begins(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._zerokit_began = machine.ledger.clock
+        begin(self, *args, **kwargs)
+
+    @in_place_of(cls, "finalize")
+    def ends(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # a product before: what is written may be made of it (DPO's reference, precomputed)
+        is_used = self._zerokit_began != machine.ledger.clock or machine.workspaces.in_use
+        machine.data_of_gpu = machine.data_of_gpu or is_used
+        return end(self, *args, **kwargs)
+
+
 def _inside(indices: Any, count: int) -> Any:
     """Without the indices of rows that are not in the sample; where none is in it, rows in their place."""
     if not isinstance(indices, Iterable):
