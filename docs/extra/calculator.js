@@ -24,7 +24,7 @@ const ask = (name, given) =>
 
 const element = (name, attributes = {}, ...inside) => {
   const made = document.createElementNS(
-    ["svg", "circle", "text", "line", "title"].includes(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml",
+    ["svg", "circle", "polyline", "text", "line", "title"].includes(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml",
     name,
   );
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -55,22 +55,30 @@ const memory = (plan) => {
   return table;
 };
 
-// The plan and the ones beside it: memory required against time of a step.
+// The plan (1), and every other one than which none is both faster and smaller, joined by a line.
 const frontier = (facts) => {
-  const plans = [facts.chosen, ...facts.alternatives].filter((plan) => plan.estimate.step_seconds);
+  const known = [facts.chosen, ...facts.alternatives].filter((plan) => plan.estimate.step_seconds);
+  const [time, size] = [(plan) => plan.estimate.step_seconds, (plan) => plan.estimate.min_vram_bytes];
+  const beats = (one, other) => time(one) <= time(other) && size(one) <= size(other) && (time(one) < time(other) || size(one) < size(other));
+  const best = known.filter((plan) => !known.some((other) => beats(other, plan))).sort((one, other) => time(one) - time(other));
+  const plans = [known[0], ...best.filter((plan) => plan !== known[0])];
   if (plans.length < 2) return [];
-  const [times, sizes] = [plans.map((plan) => plan.estimate.step_seconds), plans.map((plan) => plan.estimate.min_vram_bytes)];
-  const place = (value, values, low, high) => low + ((value - Math.min(...values)) / (Math.max(...values) - Math.min(...values) || 1)) * (high - low);
+  const place = (plan, value, low, high) => {
+    const values = plans.map(value);
+    return low + ((value(plan) - Math.min(...values)) / (Math.max(...values) - Math.min(...values) || 1)) * (high - low);
+  };
+  const point = (plan) => [place(plan, time, 70, 590), place(plan, size, 175, 35)];
   const drawn = element("svg", { viewBox: "0 0 640 220", role: "img", "aria-label": `Memory against time of ${plans.length} plans, listed below` });
   drawn.append(element("line", { x1: 40, y1: 190, x2: 620, y2: 190 }), element("line", { x1: 40, y1: 10, x2: 40, y2: 190 }));
   drawn.append(element("text", { x: 330, y: 214, "text-anchor": "middle" }, "seconds a step"), element("text", { x: 46, y: 20 }, "memory"));
+  drawn.append(element("polyline", { points: best.map((plan) => point(plan).join()).join(" ") }));
   plans.forEach((plan, at) => {
-    const [x, y] = [place(times[at], times, 70, 590), place(sizes[at], sizes, 175, 35)];
+    const [x, y] = point(plan);
     const dot = element("circle", { cx: x, cy: y, r: at ? 6 : 9, class: at ? "" : "chosen" }, element("title", {}, title(plan)));
     drawn.append(dot, element("text", { x: x, y: y - 13, "text-anchor": "middle" }, String(at + 1)));
   });
-  const list = element("ol", {}, ...plans.map((plan) => element("li", {}, `${title(plan)}: ${gib(plan.estimate.min_vram_bytes)}, ${seconds(plan.estimate.step_seconds)} a step`)));
-  return [element("h3", {}, "The plan (1) and others"), drawn, list];
+  const list = element("ol", {}, ...plans.map((plan) => element("li", {}, `${title(plan)}: ${gib(size(plan))}, ${seconds(time(plan))} a step`)));
+  return [element("h3", {}, "The plan (1), and what needs less memory or less time"), drawn, list];
 };
 
 const files = (named) =>
@@ -102,17 +110,17 @@ const answer = async () => {
   try {
     const began = performance.now();
     const found = await ask("plan", given);
-    const parts = [element("h2", {}, found.code ? "No plan" : "The plan")];
-    parts.push(block(found.code ? found.said : found.text));
-    if (found.facts) {
-      parts.push(memory(found.facts.chosen), ...frontier(found.facts), element("h3", {}, "Files"), files(found.files));
-      if (found.said) parts.push(element("h3", {}, "Said beside it"), block(found.said));
-    }
+    const [parts, drawn] = [[element("h2", {}, found.code ? "No plan" : "The plan")], element("div")];
+    parts.push(block(found.code ? found.said : found.text), drawn);
+    if (Object.keys(found.files).length) parts.push(element("h3", {}, "Files"), files(found.files));
+    if (found.said && !found.code) parts.push(element("h3", {}, "Said beside it"), block(found.said));
     if (found.command) parts.push(element("h3", {}, "The same on your machine"), block(found.command));
     shown.replaceChildren(...parts);
     status.textContent = `answered in ${((performance.now() - began) / 1000).toFixed(1)} s`;
     const link = new URLSearchParams(new FormData(form));
     history.replaceState(null, "", `#${link}`);
+    const facts = found.code ? null : await ask("facts", found.words);
+    if (facts) drawn.append(memory(facts.chosen), ...frontier(facts)); // of a later question: nobody sees it
   } catch (error) {
     status.textContent = `The planner failed: ${error.message}`;
   }

@@ -40,9 +40,8 @@ def plan(asked):
     try:
         words = ["plan", *question["words"], *shlex.split(question.get("more", ""))]
     except ValueError as error:
-        return json.dumps(
-            {"code": 2, "command": "", "text": "", "said": f"more options: {error}", "files": {}}
-        )
+        said = f"more options: {error}"
+        return json.dumps({"code": 2, "words": [], "command": "", "text": "", "said": said, "files": {}})
     if question.get("config"):
         Path("config.json").write_text(question["config"], encoding="utf-8")
         words[1:1] = ["--model", "config.json"]
@@ -52,12 +51,17 @@ def plan(asked):
         for path in sorted(Path().rglob("*"))
         if path.is_file() and path != Path("config.json")
     }
-    again = _run([*words, "--json"])[1] if code == 0 else ""
-    facts = json.loads(again) if again.startswith("{") else None  # help has none
-    command = shlex.join(["zerokit", *words])
-    return json.dumps(
-        {"code": code, "command": command, "text": text, "said": said, "files": files, "facts": facts}
-    )
+    return json.dumps({"code": code, "words": words, "text": text, "said": said, "files": files,
+                       "command": shlex.join(["zerokit", *words])})  # fmt: skip
+
+
+def facts(asked):
+    """The figures of the plan that was made last, and of those beside it: the most that a plan shows.
+
+    asked: JSON of its words. Help has none.
+    """
+    text = _run([*json.loads(asked), "--json", "--top", "20"])[1]
+    return text if text.startswith("{") else "null"
 
 
 def names():

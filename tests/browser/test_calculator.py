@@ -83,7 +83,18 @@ def test_the_page_answers_as_the_command_does(browser: Any, served: str, tmp_pat
     assert "zerokit-plan/ds_config.json" in names and "zerokit-plan/plan.yaml" in names
     assert "gpus=4" in page.evaluate("location.hash")
     assert page.locator("#calculator-answer pre").last.text_content().startswith("zerokit plan --model")
-    assert page.locator("#calculator-answer svg circle").count() > 1
+    _drawn_frontier(page)
+
+
+def _drawn_frontier(page: Any) -> None:
+    """Each plan beside the first is faster or smaller than any other that is drawn."""
+    page.wait_for_selector("#calculator-answer svg", timeout=_ANSWERS_SECONDS)
+    drawn = page.locator("#calculator-answer svg circle title").all_text_contents()
+    listed = page.locator("#calculator-answer ol li").all_text_contents()
+    assert len(listed) == len(drawn) > 2
+    sizes = [float(line.split(": ")[1].split(" GiB")[0]) for line in listed[1:]]
+    times = [float(line.split(", ")[-1].split(" s")[0]) for line in listed[1:]]
+    assert sizes == sorted(sizes, reverse=True) and times == sorted(times)
 
 
 def test_a_link_holds_the_question(browser: Any, served: str, tmp_path: Path) -> None:
@@ -105,6 +116,7 @@ def test_more_options_are_answered_too(browser: Any, served: str, tmp_path: Path
     page = opened(browser, served)
     page.fill("[name=more]", "--engine fsdp2 --top 2")
     assert answered(page) == command(tmp_path, [*_words({}), "--engine", "fsdp2", "--top", "2"])
+    page.wait_for_selector("#calculator-answer ol", timeout=_ANSWERS_SECONDS)
     assert page.locator("#calculator-answer ol li").first.text_content().startswith("FSDP2, batch size ")
     names = page.locator("#calculator-answer a[download]").all_text_contents()
     assert "zerokit-plan/fully_shard.py" in names
