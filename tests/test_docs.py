@@ -145,11 +145,16 @@ def test_the_list_for_agents_names_pages_and_commands_that_there_are() -> None:
     assert named and named <= set(commands())
 
 
-def test_a_notebook_shows_a_plan_as_a_table() -> None:
+def test_a_notebook_shows_a_plan_as_its_page_does() -> None:
     plan = zerokit.plan(model="llama-3.1-8b", method="qlora", gpus=1, gpu="rtx-4090")
     text = plan._repr_html_()
     assert text.startswith("<table>") and "LoRA, rank 16" in text and "load_in_4bit=True" in text
     assert "seq_len not given" in text and "⟨" not in text
+    frame = re.search(r'<iframe srcdoc="([^"]*)"', text)
+    assert frame is not None
+    page = html.unescape(frame[1])
+    assert page.lstrip().startswith("<!doctype html>") and page.count("<svg") > 3
+    assert {"Where memory goes", "Memory against time"} <= set(re.findall(r"<h2[^>]*>([^<]+)</h2>", page))
     assert "<table>" in zerokit.estimate(model="gpt2", gpus=1, vram="24GiB")._repr_html_()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,8 +108,7 @@ def survey(result: PlanResult) -> Survey:
     from zerokit.search.remedies import on_cluster
 
     if result.script is not None:
-        ranked = result.plan.alternatives
-        return Survey(fitting=ranked, legal=len(ranked) + 1)
+        return _ranked(result)
     options = {name.replace("-", "_"): value for name, value in result.request.items()}
     options["engine"] = result.plan.chosen.strategy.engine
     space = on_cluster(make_space(resolve(options, say=silent).request)[0], result.cluster)
@@ -119,6 +120,10 @@ def survey(result: PlanResult) -> Survey:
     fitting = tuple(candidate for candidate in others if fits(candidate.memory, result.cluster) is None)
     misfits = tuple(candidate for candidate in others if fits(candidate.memory, result.cluster) is not None)
     return Survey(fitting=fitting, misfits=misfits, legal=legal, is_whole=True)
+
+
+def _ranked(result: PlanResult) -> Survey:
+    return Survey(fitting=result.plan.alternatives, legal=len(result.plan.alternatives) + 1)
 
 
 def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -203,6 +208,17 @@ def plan_page(result: PlanResult, page: PlanPage, *, others: Survey) -> str:
         advice=all_as_options((*result.plan.advice, *result.plan.faster_with)),
         settings=_settings(result),
     )
+
+
+def framed(result: PlanResult) -> str:
+    """The page in a frame that opens, for a notebook. The choice is shown among the plans that were kept:
+    a look through the whole space takes seconds."""
+    page = PlanPage(folder=result.folder, script=result.launched_words, written_at=time.time())
+    text = plan_page(result, page, others=_ranked(result))
+    frame = (
+        f'<iframe srcdoc="{escape(text)}" title="the plan" style="width:100%;height:40em;border:0"></iframe>'
+    )
+    return f"<details><summary>Memory, time and other plans</summary>{frame}</details>"
 
 
 _MODULE = ("-m", "--module")

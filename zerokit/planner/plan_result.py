@@ -146,7 +146,9 @@ class PlanResult(Document):
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return html_facts(self.chosen, self.model_name)
+        from zerokit.planner.page import framed
+
+        return html_facts(self.chosen, self.model_name) + framed(self)
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.
@@ -160,10 +162,16 @@ class PlanResult(Document):
         )
 
     @property
+    def folder(self) -> str:
+        """Where the plan's files are, or would be."""
+        return str(Path(self.files["plan"]).parent) if self.files else DEFAULT_FOLDER
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """What the plan changes in the trainer's file that it was made for."""
-        folder = Path(self.files["plan"]).parent if self.files else Path(DEFAULT_FOLDER)
-        return () if self.trainer_file is None else planned_changes(self.trainer_file, self.chosen, folder)
+        if self.trainer_file is None:
+            return ()
+        return planned_changes(self.trainer_file, self.chosen, Path(self.folder))
 
     @property
     def launched_words(self) -> tuple[str, ...]:
