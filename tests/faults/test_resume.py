@@ -153,6 +153,8 @@ def test_fsdp2_divides_anew_what_it_sharded(tmp_path: Path) -> None:
     assert any((tmp_path / "out" / f"checkpoint-{EVERY}").glob("pytorch_model_fsdp_0/*"))
     trained.interrupted_at(EVERY)
     assert close(trained.losses("second", 2, "--plan", "plan-2", "--resume", "first"), whole)
+    trained.interrupted_at(2 * EVERY)
+    assert close(trained.losses("third", 4, "--plan", "plan-4", "--resume", "second"), whole)
 
 
 @pytest.mark.slow
