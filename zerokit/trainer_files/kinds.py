@@ -433,6 +433,8 @@ def _trl(says: Says) -> None:
     take_constants(says, "use_bnb_nested_quant", nested=False)
     says("bnb_4bit_quant_type")
     take_trainer_arguments(says)
+    if says("bf16") is False and "precision" not in says.options:  # on where nobody says (base_config.py:108)
+        says.take("precision", "bf16", "fp32")
     says.take_one("attention", "attn_implementation", ATTENTIONS, "sdpa")
     if says.is_on("activation_offloading"):
         says.take("offload_activations", "activation_offloading", True)

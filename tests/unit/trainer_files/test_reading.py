@@ -117,6 +117,8 @@ def test_one_module_stands_for_a_list_of_them() -> None:
 def test_defaults_are_those_of_the_stage() -> None:
     text = "\n".join(line for line in HANDBOOK.splitlines() if not line.startswith("max_length"))
     assert read_trainer_file(written(text), "trl").options["seq_len"] == 1024  # trl/trainer/sft_config.py
+    off = read_trainer_file(written(text.replace("bf16: true", "bf16: false")), "trl")
+    assert off.options["precision"] == "fp32"  # trl/trainer/base_config.py:108: on where nobody says
     # only its new trainer trains in bf16 where nobody says (v1/config/training_args.py)
     of_full = LLAMA_FACTORY.replace("bf16: true\n", "").replace("type: lora", "type: full")
     assert read_trainer_file(written(of_full)).options["precision"] == "fp32"  # model/adapter.py:316
