@@ -24,6 +24,8 @@ from typing import Any
 
 from benchmarks import accuracy
 from benchmarks.accuracy_runs import SOURCES, rows_of
+from benchmarks.script_runs import ROWS
+from benchmarks.trainer_files.compared import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, ANSWERS = ROOT / "docs" / "other-calculators.md", ROOT / "docs" / "other-calculators.csv"
@@ -54,7 +56,9 @@ def shape(row: Row) -> Shape | None:
     try:
         hidden = config.get("n_embd") or config["hidden_size"]
         heads = config.get("n_head") or config["num_attention_heads"]
-        two = config["model_type"] in ("gpt2", "gpt_neox", "opt", "falcon", "phi", "gptj", "bloom")
+        two = config["model_type"] in (
+            "gpt2", "gpt_neox", "opt", "falcon", "phi", "gptj", "bloom", "starcoder2"
+        )  # fmt: skip
         return Shape(
             layers=config.get("n_layer") or config["num_hidden_layers"], hidden=hidden, heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
@@ -302,18 +306,38 @@ CALCULATORS = (
 
 
 def answers() -> list[dict[str, str]]:
-    """A row for each run: what was measured, zerokit's error as docs/accuracy.md has it, and each answer."""
+    """A row for each run: what was measured, zerokit's errors as docs/accuracy.md has them or
+    ``scripts.jsonl`` tells them, and each answer."""
     known = {row["run"]: row for row in _read(ROOT / "docs" / "accuracy-runs.csv")}
     before = {row["run"]: row for row in _read(ANSWERS)} if ANSWERS.exists() else {}
     found = []
     for row in (row for source in SOURCES for row in rows_of(source)):
         run = known[row["id"]]
-        line = {"run": row["id"], "status": run["status"], "measured": _gib(max(row["peak_allocated_bytes"])),
-                "zerokit": run["error"]}  # fmt: skip
-        for calculator in CALCULATORS:
-            line[calculator.name] = _answer(calculator, row, before.get(row["id"], {}))
-        found.append(line)
+        found.append({
+            "run": row["id"], "status": run["status"], "measured": _gib(max(row["peak_allocated_bytes"])),
+            "zerokit": run["error"], "rehearsed": "-", **_answers(row, before.get(row["id"], {})),
+        })  # fmt: skip
+    for script in rows(ROWS):
+        row = {"head": "causal", "tensor_parallel": 1, "world_size": script["gpus"],
+               "hf_config": script["config"], **script.get("asked", {})}  # fmt: skip
+        told = _answers(row, before.get(script["name"], {})) if "asked" in script else _NOTHING
+        found.append({
+            "run": script["name"], "status": "script", "measured": _gib(script["measured"]),
+            "zerokit": _error(script, "zerokit"), "rehearsed": _error(script, "rehearsed"), **told,
+        })  # fmt: skip
     return found
+
+
+def _error(script: Mapping[str, Any], key: str) -> str:
+    said = script.get(key)
+    return "-" if said is None else f"{said / script['measured'] - 1:+.2%}"
+
+
+_NOTHING = {calculator.name: "-" for calculator in CALCULATORS}
+
+
+def _answers(row: Row, before: Mapping[str, str]) -> dict[str, str]:
+    return {calculator.name: _answer(calculator, row, before) for calculator in CALCULATORS}
 
 
 def _answer(calculator: Calculator, row: Row, before: Mapping[str, str]) -> str:
@@ -334,22 +358,38 @@ def _read(path: Path) -> list[dict[str, str]]:
 _PAGE = """# Beside other calculators
 
 Free calculators answer at once, from a sum over parameters and a few terms for activations. This page asks
-eight of them about the runs that were measured for [every run beside its prediction](accuracy.md): peaks of
-`torch.cuda.max_memory_allocated` under DeepSpeed, on H200. `python -m benchmarks.calculators` writes it.
+eight of them about the runs that were measured for [every run beside its prediction](accuracy.md), bare loops
+under DeepSpeed on H200, and about scripts of trainers: peaks of `torch.cuda.max_memory_allocated`.
+`python -m benchmarks.calculators` writes it.
 
 Each is asked only of runs that its inputs can say (dense decoders; one GPU, all weights, where it knows no
 more), with the inputs that serve it best, and without its allowance for CUDA's context, which is no part of
 the peak. The error is a share of what was measured. zerokit stands beside it over the same runs.
 
-## All runs
+## All bare runs
 
 {all_runs}
 
-## Runs that zerokit had not seen
+## Bare runs that zerokit had not seen
 
 Some runs were known while zerokit's model was written, or corrected it since; these were not.
 
 {blind}
+
+## Scripts of trainers
+
+{number} runs of TRL's `sft.py`, LLaMA-Factory and axolotl, unmodified, on one to four H100s and H200s, each
+with all its rows as long as they may be. What a run trains, its length, batch, precision and engine are what
+`zerokit estimate FILE` reads in the trainer's own arguments, and the calculators are asked the same.
+
+{scripts}
+
+zerokit's two answers, to all of these that it has one for: the estimate reads the file alone and was asked
+after the runs ({refused} it refuses); what it does not count, its answer names (DoRA, Liger's layers, the
+fp32 norms of axolotl beside `sdpa`). A rehearsal runs the script itself on a GPU that is not there, and was
+made before the run.
+
+{own}
 
 ## The formulas
 
@@ -366,30 +406,63 @@ attention, which fused kernels do not keep; long sequences make their worst case
 
 def table(found: Sequence[Mapping[str, str]]) -> list[str]:
     """Each calculator's errors over the runs that it tells of, and zerokit's over the same."""
-    titles = ("", "runs", "median error", "95th percentile", "worst", "too low", "zerokit: median", "worst")
-    lines = [f"| {' | '.join(titles)} |", "|" + " --- |" * len(titles)]
-    for calculator in CALCULATORS:
-        told = [row for row in found if row[calculator.name] != "-"]
-        if not told:
-            continue
-        errors = [float(row[calculator.name]) / float(row["measured"]) - 1 for row in told]
-        own = [abs(float(row["zerokit"].rstrip("%"))) / 100 for row in told]
-        sizes = sorted(map(abs, errors))
-        figures = (statistics.median(sizes), accuracy.quantile(sizes, 0.95), sizes[-1],
-                   sum(error < 0 for error in errors) / len(errors))  # fmt: skip
-        cells = [calculator.name, str(len(told)), *(f"{figure:.0%}" for figure in figures)]
-        lines.append(f"| {' | '.join([*cells, f'{statistics.median(own):.2%}', f'{max(own):.2%}'])} |")
-    return lines
+    lines = [
+        f"| {calculator.name} | {' | '.join(_sizes(errors))} | {' | '.join(_sizes(own)[1:4:2])} |"
+        for calculator in CALCULATORS
+        if (told := [row for row in found if row[calculator.name] != "-"])
+        and (errors := [float(row[calculator.name]) / float(row["measured"]) - 1 for row in told])
+        and (own := _own(told, "zerokit"))
+    ]
+    titles = ("", *_TITLES, "zerokit: median", "worst")
+    return [f"| {' | '.join(titles)} |", "|" + " --- |" * len(titles), *lines]
+
+
+_TITLES = ("runs", "median error", "95th percentile", "worst", "too low")
+
+
+def _own(found: Sequence[Mapping[str, str]], key: str) -> list[float]:
+    return [float(row[key].rstrip("%")) / 100 for row in found if row[key] != "-"]
+
+
+def _sizes(errors: Sequence[float]) -> list[str]:
+    """How many there are, and their cells; small ones, which are zerokit's, with two decimals."""
+    sizes = sorted(map(abs, errors))
+    figures = (statistics.median(sizes), accuracy.quantile(sizes, 0.95), sizes[-1])
+    form = ".2%" if figures[0] < 0.01 else ".0%"
+    return [str(len(errors)), *(f"{figure:{form}}" for figure in figures),
+            f"{sum(error < 0 for error in errors) / len(errors):.0%}"]  # fmt: skip
+
+
+def own_table(found: Sequence[Mapping[str, str]]) -> list[str]:
+    """zerokit's two answers over the scripts that each has one for."""
+    named = {row["name"] for row in rows(ROWS) if row.get("not_modelled")}
+    whole = [row for row in found if row["run"] not in named]
+    kinds = {
+        "`zerokit estimate FILE`": _own(found, "zerokit"),
+        "of these, where it names nothing as not modelled": _own(whole, "zerokit"),
+        "`zerokit rehearse`, before the run": _own(found, "rehearsed"),
+    }
+    lines = [f"| {name} | {' | '.join(_sizes(errors))} |" for name, errors in kinds.items()]
+    return [f"|  | {' | '.join(_TITLES)} |", "|" + " --- |" * (len(_TITLES) + 1), *lines]
 
 
 def page(found: Sequence[Mapping[str, str]]) -> str:
     """The whole page."""
-    blind = [row for row in found if row["status"] == "blind"]
+    bare, blind, scripts = (
+        [row for row in found if one(row["status"])]
+        for one in (lambda status: status != "script", "blind".__eq__, "script".__eq__)
+    )
     sources = [
         f"| {each.name} | {each.source} | {each.formula} | {each.leaves_out} |" for each in CALCULATORS
     ]
     return _PAGE.format(
-        all_runs="\n".join(table(found)), blind="\n".join(table(blind)), formulas="\n".join(sources)
+        all_runs="\n".join(table(bare)),
+        blind="\n".join(table(blind)),
+        scripts="\n".join(table(scripts)),
+        own="\n".join(own_table(scripts)),
+        formulas="\n".join(sources),
+        number=len(scripts),
+        refused=sum(row["zerokit"] == "-" for row in scripts),
     )
 
 

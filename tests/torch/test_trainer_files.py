@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.script_runs import ROWS, TOLD, asked
 from benchmarks.trainer_files.compared import PHASES, estimated, rehearsed, rows
 from tests.support.packages import needs
 from zerokit.catalog import models
@@ -82,3 +83,12 @@ def test_peaks_are_those_of_a_rehearsal(name: str) -> None:
     compared = REFERENCE if name.startswith(("dps", "kt")) else (*PHASES, *["eval"] * ("eval" in phases))
     found = [phases[phase] for phase in compared]
     assert found == pytest.approx([rehearsed(row)[phase] for phase in compared], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one.sft.opt.fp32", "one.sft.llama.qlora", "two.sft.pythia.zero2"])
+def test_a_script_is_asked_as_its_row_says(name: str) -> None:
+    """And the peak is the measured one, within what docs/other-calculators.md says of all."""
+    row = next(row for row in rows(ROWS) if row["name"] == name)
+    assert asked(row) == {key: row[key] for key in TOLD if key in row}
+    assert row["zerokit"] == pytest.approx(row["measured"], rel=0.02)
