@@ -129,6 +129,7 @@ def plan(
         parameters=request.shape.parameters,
         script_words=before.words if before is not None else (),
         trainer_file=file,
+        below=page_below,
     )
     if against is not None or file is not None:
         from zerokit.planner.against import compared
@@ -163,6 +164,13 @@ def plan_into(options: Mapping[str, Any], folder: Path) -> None:
     from zerokit.planner.options import normalized
 
     plan(normalized(options), out=folder, top=1)
+
+
+def page_below(result: PlanResult) -> str:
+    """A plan's page, in a frame that a notebook opens."""
+    from zerokit.planner.page import framed
+
+    return framed(result)
 
 
 def plan_recipe_into(name: str, overrides: Sequence[str], folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +85,7 @@ class PlanResult(Document):
         against: what the user runs today beside it; None: nothing was named, or it is not modelled.
         to_fix: the error of the script or its arguments that ended its rehearsal and will end a run, with its
             location; None: there is none.
+        below: what a notebook shows under the table: the page, whose file imports this one.
     """
 
     request: Mapping[str, Any]
@@ -101,6 +102,7 @@ class PlanResult(Document):
     trainer_file: TrainerFile | None = None
     against: Against | None = None
     to_fix: str | None = None
+    below: Callable[[PlanResult], str] = field(default=lambda _: "", compare=False, repr=False)
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
@@ -146,9 +148,7 @@ class PlanResult(Document):
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:
-        from zerokit.planner.page import framed
-
-        return html_facts(self.chosen, self.model_name) + framed(self)
+        return html_facts(self.chosen, self.model_name) + self.below(self)
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.

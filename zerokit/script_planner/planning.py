@@ -15,7 +15,7 @@ from zerokit.errors import InputError
 from zerokit.launcher.plan_agreement import of_missing_model
 from zerokit.launcher.secrets import Secrets
 from zerokit.notes import notes_of, warning
-from zerokit.planner import answer
+from zerokit.planner import answer, page_below
 from zerokit.planner.effects import unread
 from zerokit.planner.few_layers import FEW, FURTHER, Depth
 from zerokit.planner.memory_source import Say
@@ -383,6 +383,7 @@ class ScriptPlanning:
             script=self.search.profile,
             rehearsals=tuple(self.search.records),
             added_arguments=self._script.additions(PlannedValues.of(plan.chosen.strategy)),
+            below=page_below,
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:
