@@ -1,7 +1,5 @@
 """Does the launcher report what the script's own process would read? TRL's scripts, with and without it.
 
-    python -m benchmarks.script_peaks -o ROWS.jsonl [--at-once 6] [--only sft] [--gpus 1]
-
 Each case is a script of TRL's wheel, unmodified. It runs twice on the same GPUs with the same arguments
 and the same DeepSpeed configuration: once as ``zerokit launch --plan`` runs it, and once without zerokit,
 where a ``sitecustomize`` of a few lines reads ``torch.cuda.max_memory_allocated`` when the process ends.
@@ -9,11 +7,11 @@ Since zerokit's probe wraps that function, a reading inside the launched process
 
 A row: the case, both peaks by rank in bytes, the phases that the launcher reported, and what failed.
 Needs a CUDA GPU, TRL and datasets; the models (random weights) and the data are made here.
+``tests/gpu/test_public_scripts_gpu.py`` runs them.
 """
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import importlib.util
 import json
@@ -100,9 +98,6 @@ CASES = (
 )  # fmt: skip
 
 
-TINY = SHAPE | {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-
-
 def make_inputs(folder: Path, shape: dict[str, Any]) -> None:
     """A model with random weights and a tokenizer of 204 words, and the data sets."""
     import torch
@@ -180,7 +175,7 @@ def _figures(rank: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[str, Any]:
+def measure(case: Case, folder: Path, visible: list[str]) -> dict[str, Any]:
     """Run a case with and without zerokit on these GPUs."""
     work = folder / "runs" / case.name
     work.mkdir(parents=True)
@@ -204,16 +199,12 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
         "--output_dir", str(work / "out"), "--max_steps", "4", "--logging_steps", "1", "--report_to", "none",
         "--dtype", "bfloat16", "--save_strategy", "no", *case.arguments,
         "--per_device_train_batch_size", str(case.micro_batch),
-        "--gradient_accumulation_steps", str(case.accumulation), "--bf16", str(device == "cuda"),
+        "--gradient_accumulation_steps", str(case.accumulation), "--bf16", "True",
         "--gradient_checkpointing", str(case.checkpointing == "full"),
     ]  # fmt: skip
-    options = ["--plan", str(work / "plan"), "--device", device]
-    if device == "cpu":
-        arguments += ["--use_cpu", "True"]
-        options.append("--accept-mismatch")  # fp32 beside a GPU's plan
     run_dir = work / "run"
     launch = [
-        sys.executable, "-m", "zerokit", "launch", *options,
+        sys.executable, "-m", "zerokit", "launch", "--plan", str(work / "plan"), "--device", "cuda",
         "--run-dir", str(run_dir), "--heartbeat", "0", script, *arguments,
     ]  # fmt: skip
     started = time.monotonic()
@@ -227,8 +218,6 @@ def measure(case: Case, folder: Path, visible: list[str], device: str) -> dict[s
         report = json.loads((run_dir / "report.json").read_text())
         row["outcome"] = report["outcome"]
         row["launched"] = [_figures(rank) for rank in report["ranks"]]
-    if device == "cpu":
-        return row
     row["alone"] = run_alone(work, len(visible), env, folder / "peak")
     pairs = zip(row.get("launched", []), row["alone"], strict=False)
     row["equal"] = bool(row["alone"]) and all(a["allocated"] == b.get("allocated") for a, b in pairs)
@@ -265,53 +254,3 @@ def run_alone(work: Path, ranks: int, env: dict[str, str], peak: Path) -> list[d
             values |= {"exit_code": code, "log": (work / f"alone-{rank}.log").read_text()[-1500:]}
         ranks_read.append(values)
     return ranks_read
-
-
-def main() -> int:
-    """Run the cases; 1 where a peak differs or is missing."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--output", required=True)
-    parser.add_argument("--work", default="/tmp/zerokit-script-peaks")
-    parser.add_argument("--at-once", type=int, default=1)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs a run")
-    parser.add_argument("--of", type=int, default=1, help="GPUs of this machine to use")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args()
-    folder = Path(options.work)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    make_inputs(folder, TINY if options.device == "cpu" else SHAPE)
-    cases = [c for c in CASES if not options.only or c.name in options.only]
-    groups = [
-        [str(g) for g in range(first, first + options.gpus)]
-        for first in range(0, max(options.of, options.gpus), options.gpus)
-    ]
-    differing = 0
-    with (
-        Path(options.output).open("a") as output,
-        concurrent.futures.ThreadPoolExecutor(options.at_once) as pool,
-    ):
-        jobs = [
-            pool.submit(measure, case, folder, groups[i % len(groups)], options.device)
-            for i, case in enumerate(cases)
-        ]
-        for job in concurrent.futures.as_completed(jobs):
-            row = job.result()
-            differing += not row.get("equal", False)
-            output.write(json.dumps(row) + "\n")
-            output.flush()
-            peaks = [
-                (r["allocated"], a.get("allocated"))
-                for r, a in zip(row.get("launched", []), row.get("alone", []), strict=False)
-            ]
-            print(
-                f"{row['name']:20} exit {row.get('exit_code')} equal {row.get('equal')} {peaks}", flush=True
-            )
-            for problem in row["problems"]:
-                print("   " + problem.strip().replace("\n", "\n   "), flush=True)
-    return 1 if differing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,7 +31,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(case: Case, inputs: Path, gpus: list[str]) -> None:
-    row = measure(case, inputs, gpus, "cuda")
+    row = measure(case, inputs, gpus)
     assert not row["problems"], row["problems"]
     assert (row["exit_code"], row["outcome"], len(row["launched"])) == (0, "ok", len(gpus))
     assert row["equal"], [(a["allocated"], b) for a, b in zip(row["launched"], row["alone"], strict=True)]
