@@ -130,17 +130,14 @@ def noted(case: Mapping[str, Any], note: Note, turn: Callable[[], None] = lambda
     try:
         measure(case, note, turn)
     except torch.OutOfMemoryError as error:
-        note.add(oom=True, error=str(error).splitlines()[0], **_peaks_at_failure())
+        note.add(
+            oom=True,
+            error=str(error).splitlines()[0],
+            allocated_at_failure_bytes=torch.cuda.memory_allocated(),  # its phase was not noted
+            reserved_at_failure_bytes=torch.cuda.memory_reserved(),
+            peak_at_failure_bytes=torch.cuda.max_memory_allocated(),
+        )
         raise
     except Exception as error:
         note.add(error=f"{type(error).__name__}: {str(error)[:400]}")
         raise
-
-
-def _peaks_at_failure() -> dict[str, Any]:
-    """How far it came; the phase that failed has not been noted."""
-    return {
-        "allocated_at_failure_bytes": torch.cuda.memory_allocated(),
-        "reserved_at_failure_bytes": torch.cuda.memory_reserved(),
-        "peak_at_failure_bytes": torch.cuda.max_memory_allocated(),
-    }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerokit.rules.known import ONE_BIT_OPTIMIZERS
-from zerokit.rules.strategy import autocast_with_precision
+from zerokit.rules.strategy import autocast_with_precision, optimizer_kind
 from zerokit.rules.types import Edit, Rule, Setup
 
 _TOP_LEVEL: Mapping[str, tuple[str, str]] = {
@@ -77,10 +77,6 @@ REMOVED_RULES: tuple[Rule, ...] = (
 )
 
 
-def _kind(setup: Setup) -> str:
-    return (setup.settings.optimizer or "").lower()
-
-
 def _fp16_master_weights(setup: Setup) -> bool | dict[str, str]:
     settings = setup.settings
     if not settings.fp16_master_weights_and_grads:
@@ -120,7 +116,7 @@ OLDER_RULES: tuple[Rule, ...] = (
         key="optimizer.type",
         message="Muon cannot run at stage 3 before DeepSpeed 0.18: the engine fails to start",
         fix="use stage 0, or DeepSpeed 0.18 or later",
-        broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon",
+        broken=lambda s: s.settings.zero.stage == 3 and optimizer_kind(s) == "muon",
     ),
     Rule(
         id="older-muon-untested",
@@ -132,7 +128,7 @@ OLDER_RULES: tuple[Rule, ...] = (
         fix='add "zero_allow_untested_optimizer": true, or use DeepSpeed 0.18 or later',
         broken=lambda s: (
             s.settings.zero.stage in (1, 2)
-            and _kind(s) == "muon"
+            and optimizer_kind(s) == "muon"
             and s.get("zero_allow_untested_optimizer") is not True
         ),
     ),
@@ -144,6 +140,6 @@ OLDER_RULES: tuple[Rule, ...] = (
         message="DeepSpeed before 0.17 has no Muon: it takes torch's, where torch has one, and that refuses every "
         "parameter which is not a matrix",
         fix="use AdamW, or DeepSpeed 0.17 or later",
-        broken=lambda s: _kind(s) == "muon",
+        broken=lambda s: optimizer_kind(s) == "muon",
     ),
 )

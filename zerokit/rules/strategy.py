@@ -21,13 +21,14 @@ from zerokit.rules.types import Rule, Setup
 _INSTEAD = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or leave the block out and let the script build it"
 
 
-def _kind(setup: Setup) -> str:
+def optimizer_kind(setup: Setup) -> str:
+    """The optimizer's type in lower case; empty where none is named."""
     return (setup.settings.optimizer or "").lower()
 
 
 def _is_known(setup: Setup) -> bool:
     """Whether DeepSpeed finds the optimizer by the name as written."""
-    kind = _kind(setup)
+    kind = optimizer_kind(setup)
     if not kind:
         return False
     return kind in DEEPSPEED_OPTIMIZERS or TORCH_OPTIMIZERS.get(kind) == setup.settings.optimizer
@@ -40,7 +41,7 @@ def autocast_with_precision(setup: Setup) -> dict[str, str] | None:
 
 
 def _unknown_optimizer(setup: Setup) -> bool | Mapping[str, Any]:
-    name, kind = setup.settings.optimizer, _kind(setup)
+    name, kind = setup.settings.optimizer, optimizer_kind(setup)
     if not kind or kind in ONE_BIT_OPTIMIZERS or _is_known(setup):
         return False
     right = TORCH_OPTIMIZERS.get(kind)
@@ -51,7 +52,7 @@ def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
     settings = setup.settings
     if settings.zero.stage == 0 or settings.zero.offload_optimizer.device == "none" or not _is_known(setup):
         return False
-    if _kind(setup) in HOST_OPTIMIZERS and not settings.torch_adam:
+    if optimizer_kind(setup) in HOST_OPTIMIZERS and not settings.torch_adam:
         return False
     if not settings.zero_force_ds_cpu_optimizer:
         return False  # it says so itself
@@ -60,7 +61,7 @@ def _slow_host_step(setup: Setup) -> bool | Mapping[str, Any]:
 
 def _low_precision_master(setup: Setup) -> bool:
     settings = setup.settings
-    if settings.zero.stage == 0 or (_kind(setup) and not _is_known(setup)):
+    if settings.zero.stage == 0 or (optimizer_kind(setup) and not _is_known(setup)):
         return False
     offloaded = settings.zero.offload_optimizer.device != "none"
     wants_host = settings.fp16_master_weights_and_grads or (
@@ -68,7 +69,8 @@ def _low_precision_master(setup: Setup) -> bool:
     )
     in_bf16_on_host = settings.bf16_optimizer_states and offloaded
     return (wants_host and not offloaded) or (
-        (wants_host or in_bf16_on_host) and (settings.torch_adam or _kind(setup) not in ("", "adam", "adamw"))
+        (wants_host or in_bf16_on_host)
+        and (settings.torch_adam or optimizer_kind(setup) not in ("", "adam", "adamw"))
     )
 
 
@@ -323,7 +325,7 @@ STRATEGY_RULES: tuple[Rule, ...] = (
             setup.settings.zero.stage > 0
             and setup.settings.optimizer is not None
             and _is_known(setup)
-            and _kind(setup) not in ZERO_TESTED_OPTIMIZERS
+            and optimizer_kind(setup) not in ZERO_TESTED_OPTIMIZERS
             and setup.raw is not None
             and setup.get("zero_allow_untested_optimizer") is not True
         ),
@@ -335,7 +337,9 @@ STRATEGY_RULES: tuple[Rule, ...] = (
         key="optimizer.type",
         message="Muon at stage 3 cannot run with reduce_scatter, which is on unless turned off",
         fix='add "reduce_scatter": false to zero_optimization',
-        broken=lambda s: s.settings.zero.stage == 3 and _kind(s) == "muon" and s.settings.zero.reduce_scatter,
+        broken=lambda s: (
+            s.settings.zero.stage == 3 and optimizer_kind(s) == "muon" and s.settings.zero.reduce_scatter
+        ),
     ),
     _rule(
         id="pipeline-with-stage-2",

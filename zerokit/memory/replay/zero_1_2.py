@@ -70,11 +70,8 @@ class BucketedGradients(GradientReduction):
 
     def backward(self, boundary: bool, first: bool) -> Overlay:
         """Every gradient in the order of the backward pass."""
-        if self.accumulates_apart or self._in_hook(boundary):
-            return self._as_they_come(boundary, first)
-        return self._held(first)
-
-    def _as_they_come(self, boundary: bool, first: bool) -> Overlay:
+        if not self.accumulates_apart and not self._in_hook(boundary):
+            return self._held(first)
         ledger, sizes, buckets, elements = self.ledger, self.sizes, self.buckets, self.elements
         start, room = ledger.total, self.zero.reduce_bucket_size
         during, after = [], []

@@ -56,7 +56,18 @@ def install() -> None:
     if sys.platform != "linux":
         raise UnknownLayout(f"a rehearsal needs Linux, this is {platform.system()}")
     try:
-        _install()
+        root = Path(torch.__file__).parent
+        headers = root / "include"
+        c10 = ctypes.CDLL(str(root / "lib" / "libc10.so"))
+        cpu = ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"))
+        registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+        answers_one, does_nothing = _guard_functions(registry, headers)
+        _fill_guard(registry)
+        _tell_current_device(registry, headers)
+        _fill_hooks(cpu, headers, answers_one, does_nothing)
+        accelerator = str(torch._C._get_accelerator())
+        if accelerator != "cuda":
+            raise UnknownLayout(f"PyTorch {torch.__version__} still names {accelerator} as its accelerator")
     except UnknownLayout:
         raise
     except (AttributeError, OSError, ValueError) as error:
@@ -76,21 +87,6 @@ def tried_versions() -> str:
     """This PyTorch's version, beside those that rehearsals were tried with."""
     oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
     return f"rehearsals were tried with PyTorch {oldest} to {newest}, this is {torch.__version__}"
-
-
-def _install() -> None:
-    root = Path(torch.__file__).parent
-    headers = root / "include"
-    c10 = ctypes.CDLL(str(root / "lib" / "libc10.so"))
-    cpu = ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"))
-    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
-    answers_one, does_nothing = _guard_functions(registry, headers)
-    _fill_guard(registry)
-    _tell_current_device(registry, headers)
-    _fill_hooks(cpu, headers, answers_one, does_nothing)
-    accelerator = str(torch._C._get_accelerator())
-    if accelerator != "cuda":
-        raise UnknownLayout(f"PyTorch {torch.__version__} still names {accelerator} as its accelerator")
 
 
 def _virtual_slots(header: Path) -> list[str]:
