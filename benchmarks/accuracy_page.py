@@ -34,7 +34,7 @@ from benchmarks.accuracy_runs import (
     rows_of,
     runs,
 )
-from benchmarks.common import options_of
+from benchmarks.common import options_of, rows
 from benchmarks.fast_answers import section
 from benchmarks.measure import limits, quality
 from zerokit.memory.inference import phase_peaks
@@ -133,8 +133,7 @@ def versions(found: Sequence[Run]) -> list[tuple[str, int]]:
 
 def _rows(name: str) -> list[dict[str, Any]]:
     path = DATA / name
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.strip()]
+    return rows(path) if path.exists() else []
 
 
 def times_now(name: str) -> str:
@@ -150,10 +149,10 @@ def tuners() -> str:
 
 def serving() -> list[str]:
     """Inference: the pass over the prompts and the longest step after it, as predicted now and before."""
-    rows = _rows("serving.jsonl")
+    found = _rows("serving.jsonl")
     lines = _head("run", "GPUs", "batch", "prompt", "tokens made", "peak, GiB", "prompt's error", "before",
                   "steps' error")  # fmt: skip
-    for row in rows:
+    for row in found:
         case = accuracy.read_case(row)
         said = phase_peaks(accuracy.profile_of(case), case.job, case.strategy)
         observed = {name: phase["max_alloc"] for name, phase in row["last_step_rank0"].items()}
@@ -166,7 +165,7 @@ def serving() -> list[str]:
                 percent(before), percent(errors["decode"]),
             )
         )  # fmt: skip
-    return lines if rows else []
+    return lines if found else []
 
 
 _LOOPS = {"deepspeed": "DeepSpeed", "plain": "plain"}
@@ -174,13 +173,13 @@ _LOOPS = {"deepspeed": "DeepSpeed", "plain": "plain"}
 
 def overhead() -> list[str]:
     """What the probe cost, a row for each measurement of ``benchmarks/probe_overhead.py``."""
-    rows = _rows("probe-overhead.jsonl")
-    if not rows:
+    found = _rows("probe-overhead.jsonl")
+    if not found:
         return []
     lines = _head(
         "device", "loop", "step", "paired difference", "95 % interval", "training thread", "ticker thread"
     )
-    for row in rows:
+    for row in found:
         low, high = row["paired_95"]
         lines.append(
             _row(
@@ -208,7 +207,7 @@ def write_text(found: Sequence[Run]) -> str:
         met=verdict(found),
         blind_met=verdict([run for run in found if run.status == "blind"]),
         summary="\n".join(summary(found)),
-        sources=[(source, len(rows)) for source in SOURCES if (rows := rows_of(source))],
+        sources=[(source, len(kept)) for source in SOURCES if (kept := rows_of(source))],
         showed=f"{SHOWED_AN_ERROR:.1%}",
         versions=versions(found),
         traced_with=f"torch {version('torch')} and transformers {version('transformers')}",

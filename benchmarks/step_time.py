@@ -11,15 +11,13 @@ Predicted now, with the constants of the catalogue. *retries*: runs in which the
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import accuracy
-from benchmarks.common import options_of
+from benchmarks import accuracy, common
 from benchmarks.measure import planned
 from zerokit.domain.families import from_config
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate
@@ -102,8 +100,7 @@ def kernels(constants: Constants = HUGGING_FACE) -> list[Timed]:
     short to matter.
     """
     found = []
-    for line in (DATA / "kernels.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in common.rows(DATA / "kernels.jsonl"):
         if row.get("seq_len", 0) < _FEWEST_TOKENS:
             continue
         case = accuracy.read_case({**_CASE, **row})
@@ -123,8 +120,7 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
     path = accuracy.DATA if name == accuracy.DATA.stem else DATA / f"{name}.jsonl"
     if name.endswith(".jsonl"):
         path = Path(name)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in common.rows(path):
         if row.get("ok", not row.get("error")) and _steps(row):
             yield {"cap_bytes": None, **row}
 
@@ -151,7 +147,7 @@ def table(title: str, found: list[Timed]) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = options_of(__doc__)
+    parser = common.options_of(__doc__)
     parser.add_argument("--all", action="store_true", help="the runs that shared GPUs or hosts too")
     parser.add_argument("--kernels", action="store_true", help="the profiled runs instead")
     parser.add_argument(

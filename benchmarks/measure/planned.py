@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import options_of
+from benchmarks.common import options_of, rows
 from benchmarks.measure.host import Case
 from zerokit import planner
 from zerokit.catalog import gpus, models, profiles
@@ -165,5 +165,4 @@ def command_line(description: str | None, what: str) -> argparse.ArgumentParser:
 
 def rows_of(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of JSONL files."""
-    texts = (path.read_text(encoding="utf-8") for path in paths)
-    return [json.loads(line) for text in texts for line in text.splitlines() if line.strip()]
+    return [row for path in paths for row in rows(path)]
