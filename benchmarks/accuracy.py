@@ -115,10 +115,8 @@ def profile_of(case: Case) -> ModelProfile:
 
 
 def _last_micro_step(own: RankBytes, timeline: Timeline) -> tuple[int, int, int]:
-    """(forward peak, level after forward, backward peak) of the last micro-batch. Bytes.
-
-    The measurements show the last one, where an estimate's phases are the worst of all.
-    """
+    """(forward peak, level after forward, backward peak) of the last micro-batch. Bytes. The measurements
+    show the last one, where an estimate's phases are the worst of all."""
     micro = own.micro_steps[-1]
     if micro.forward is None:
         forward, level = micro.start + timeline.forward_peak, micro.start + timeline.after_forward

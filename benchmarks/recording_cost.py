@@ -45,10 +45,8 @@ def parse() -> argparse.Namespace:
 
 
 class Seam:
-    """Seconds of each call outside zerokit's wrapper less those inside it, by what is called.
-
-    Where ``recording`` is off, the outer clock calls the inner one at once: what remains is the clocks' own.
-    """
+    """Seconds of each call outside zerokit's wrapper less those inside it, by what is called. Where
+    ``recording`` is off, the outer clock calls the inner one at once: what remains is the clocks' own."""
 
     def __init__(self) -> None:
         self.recording = True

@@ -143,9 +143,7 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 def home_folder(environment: Mapping[str, str] | None = None) -> Path:
     """The user's home; where there is none (``HOME=~nouser``), a folder that is not there and cannot be made.
-
-    ``Path.home()`` raises there.
-    """
+    ``Path.home()`` raises there."""
     environment = os.environ if environment is None else environment
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - it raises nothing
     return Path(home) if os.path.isabs(home) else Path("/proc/no-home")  # noqa: PTH117

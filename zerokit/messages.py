@@ -99,10 +99,8 @@ def program() -> str:
 
 
 def typed(text: str) -> str:
-    """``text`` with the commands in it as the user types them: ``./launch.sh plan`` in a checkout.
-
-    Everything else writes ``zerokit plan``: files, JSON and pages are read on other machines too.
-    """
+    """``text`` with the commands in it as the user types them: ``./launch.sh plan`` in a checkout. Everything
+    else writes ``zerokit plan``: files, JSON and pages are read on other machines too."""
     return _TO_TYPE.sub(lambda _: program(), text)
 
 

@@ -172,10 +172,8 @@ def check_options(options: Any, declared: type) -> None:
 def takes(
     declared: Callable[P, Options],
 ) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
-    """Give a function the arguments that a dataclass declares: it gets them as one value of that class.
-
-    Its docstring says what they mean where its Args have ``**options``.
-    """
+    """Give a function the arguments that a dataclass declares: it gets them as one value of that class. Its
+    docstring says what they mean where its Args have ``**options``."""
 
     def decorate(function: Callable[[Options], Result]) -> Callable[P, Result]:
         import inspect

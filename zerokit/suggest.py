@@ -62,10 +62,8 @@ def alternatives(names: Sequence[str]) -> str:
 
 
 def alike(text: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """Up to ``most`` long names (recipes, rules) that ``text`` is like, the likest first.
-
-    For short names there is :func:`misspelt`, and for keys of a file :func:`nearest`, which are stricter.
-    """
+    """Up to ``most`` long names (recipes, rules) that ``text`` is like, the likest first. For short names
+    there is :func:`misspelt`, and for keys of a file :func:`nearest`, which are stricter."""
     return difflib.get_close_matches(text, list(names), n=most, cutoff=_ALIKE)
 
 

@@ -158,10 +158,8 @@ def parse_positive_int(text: object, what: str, maximum: int = 10**9, *, example
 
 
 def format_gib(size_bytes: float, digits: int = 2) -> str:
-    """``80.00 GiB``; the one way sizes are shown to people.
-
-    What would show as nothing, or as a digit behind zeros, is shown in MiB, KiB or bytes: ``51.2 MiB``.
-    """
+    """``80.00 GiB``; the one way sizes are shown to people. What would show as nothing, or as a digit behind
+    zeros, is shown in MiB, KiB or bytes: ``51.2 MiB``."""
     if abs(size_bytes) >= (GIB if digits == 0 else GIB / 10):
         return f"{size_bytes / GIB:,.{digits}f} GiB"
     unit, name = shown_unit(size_bytes)

@@ -26,10 +26,8 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Launched:
-    """Every case is a ``zerokit launch`` of ``benchmarks.measure.train``, in a process of its own.
-
-    They run side by side, and each has its GPUs and its limit from the environment.
-    """
+    """Every case is a ``zerokit launch`` of ``benchmarks.measure.train``, in a process of its own. They run
+    side by side, and each has its GPUs and its limit from the environment."""
 
     grace_seconds = 20.0
 
@@ -116,10 +114,8 @@ def reported(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Gates:
-    """Lets the gated runs onto the GPUs one at a time, each once all its ranks are ready.
-
-    A run whose ranks have trained their last step and only end does not keep the next out, where both fit.
-    """
+    """Lets the gated runs onto the GPUs one at a time, each once all its ranks are ready. A run whose ranks
+    have trained their last step and only end does not keep the next out, where both fit."""
 
     def __init__(self, room_bytes: int) -> None:
         """``room_bytes``: of the GPU with the least."""

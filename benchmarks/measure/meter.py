@@ -19,10 +19,8 @@ def on_gpu() -> bool:
 
 
 def device_used_bytes(shared: bool) -> int | None:
-    """What this process holds on its GPU: allocator, context, NCCL. ``None``: cannot be told.
-
-    Alone on the GPU it is total less free; beside others what NVML says of this process.
-    """
+    """What this process holds on its GPU: allocator, context, NCCL. ``None``: cannot be told. Alone on the
+    GPU it is total less free; beside others what NVML says of this process."""
     if not on_gpu():
         return None
     free, total = torch.cuda.mem_get_info()

@@ -30,10 +30,8 @@ def device() -> torch.device:
 
 @contextlib.contextmanager
 def _quick_noise() -> Iterator[None]:
-    """While active, large tensors on the CPU are filled by repeating one drawn block.
-
-    Drawing a billion numbers takes longer than the run; what it allocates does not depend on them.
-    """
+    """While active, large tensors on the CPU are filled by repeating one drawn block. Drawing a billion
+    numbers takes longer than the run; what it allocates does not depend on them."""
     originals = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
 
     def quick(name: str) -> Any:
@@ -64,10 +62,8 @@ def _quick_noise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_initialisation() -> Iterator[None]:
-    """While active, Transformers leaves the values that modules gave their own parameters.
-
-    Under ``zero.Init`` they are partitioned when it would draw them anew, and some families index them.
-    """
+    """While active, Transformers leaves the values that modules gave their own parameters. Under
+    ``zero.Init`` they are partitioned when it would draw them anew, and some families index them."""
     from transformers import PreTrainedModel
 
     name = "initialize_weights"

@@ -42,10 +42,8 @@ def train_step(
 def ladder(
     engine: Any, case: Mapping[str, Any], model: torch.nn.Module, dtype: torch.dtype, peak: int
 ) -> list[dict[str, Any]]:
-    """Lower the cap step by step, from steady training, until it runs out of memory.
-
-    ``cap_ladder_mib``: MiB above the peak of the last step, falling. One rank only.
-    """
+    """Lower the cap step by step, from steady training, until it runs out of memory. ``cap_ladder_mib``: MiB
+    above the peak of the last step, falling. One rank only."""
     found: list[dict[str, Any]] = []
     for above in case["cap_ladder_mib"]:
         torch.cuda.empty_cache()

@@ -86,10 +86,8 @@ def names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def load(name: str, transformers: str | None = None) -> ModelProfile | None:
-    """The profile of a catalogue model, or ``None`` where none is committed.
-
-    ``transformers``: the version whose code is meant; the newest that was traced unless given.
-    """
+    """The profile of a catalogue model, or ``None`` where none is committed. ``transformers``: the version
+    whose code is meant; the newest that was traced unless given."""
     path = path_of(name, transformers)
     return from_json(_read(path)) if path.is_file() else None
 
@@ -123,10 +121,8 @@ def ranges(name: str) -> tuple[str, ...]:
 
 
 def document(packed: bytes) -> dict[str, Any]:
-    """The document in a profile's file, as :func:`zerokit.domain.profile_json.to_json` makes it.
-
-    Its parameter sets are read when first asked for.
-    """
+    """The document in a profile's file, as :func:`zerokit.domain.profile_json.to_json` makes it. Its
+    parameter sets are read when first asked for."""
     first, *lines = zlib.decompress(packed, _GZIP).split(b"\n")
     body: dict[str, Any] = json.loads(first)
     return {**body, "parameter_sets": _ParameterSets(body["parameter_sets"], lines)}

@@ -92,10 +92,8 @@ _MOST_LISTED = 10
 
 
 def split(text: str) -> Words:
-    """The words of a name in lower case; empty where it holds a character that no name has.
-
-    A slash is a word of its own: it parts a repository from its organisation.
-    """
+    """The words of a name in lower case; empty where it holds a character that no name has. A slash is a word
+    of its own: it parts a repository from its organisation."""
     text = text.strip().rstrip("/").lower()
     words, at = [], 0
     while at < len(text):
@@ -112,10 +110,8 @@ def split(text: str) -> Words:
 
 
 def contains(label: Words, words: Words) -> bool:
-    """Whether ``words`` stand in ``label`` one after the other: an incomplete name of it.
-
-    A whole number stands for its versions too: ``llama 3`` is part of ``llama-3.1-8b``.
-    """
+    """Whether ``words`` stand in ``label`` one after the other: an incomplete name of it. A whole number
+    stands for its versions too: ``llama 3`` is part of ``llama-3.1-8b``."""
     return skipped(label, words) == 0
 
 

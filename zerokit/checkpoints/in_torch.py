@@ -70,10 +70,8 @@ def to_universal(folder: str, out: str, workers: str) -> None:
 
 
 def zero_to_weights(folder: str, tag: str, out: str) -> None:
-    """Write fp32 weights with DeepSpeed's own converter (0.19.8, utils/zero_to_fp32.py).
-
-    Of weights that are tied it writes one: safetensors refuses both, and the configuration ties them again.
-    """
+    """Write fp32 weights with DeepSpeed's own converter (0.19.8, utils/zero_to_fp32.py). Of weights that are
+    tied it writes one: safetensors refuses both, and the configuration ties them again."""
     from deepspeed.utils import zero_to_fp32
 
     read = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint

@@ -134,9 +134,7 @@ def pinned_copies(rank: Rank) -> tuple[float | None, float | None]:
 
 def collectives(rank: Rank, budget_seconds: float) -> tuple[list[dict[str, Any]], str | None]:
     """Bus bandwidth of each collective over message sizes (nccl-tests' definition), and what is missing.
-
-    Largest messages first, since predictions count with them; none is begun after ``budget_seconds``.
-    """
+    Largest messages first, since predictions count with them; none is begun after ``budget_seconds``."""
     if rank.world < 2:
         return [], None
     began, missing = time.perf_counter(), None

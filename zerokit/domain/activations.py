@@ -70,10 +70,8 @@ class Mark:
 
 @frozen_dataclass
 class Run:
-    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``.
-
-    ``jump`` like segments were left out before it: only what they leave alive counts.
-    """
+    """``count`` segments alike, for the layers ``start``, ``start + step``, … of ``stack``. ``jump`` like
+    segments were left out before it: only what they leave alive counts."""
 
     segment: int
     stack: str = ""
@@ -140,9 +138,7 @@ class ActivationTrace:
 
     def events(self, with_gradients: bool) -> ActivationTrace:
         """The same marks without bytes: one and the same trace for all whose events are the same.
-
-        ``with_gradients``: else without the backward pass below ZeRO-3.
-        """
+        ``with_gradients``: else without the backward pass below ZeRO-3."""
         if with_gradients not in self._events:
             passes = (self.forward, self.backward, self.gradients if with_gradients else ())
             forward, backward, gradients = (tuple(self._runs_by_names(runs)) for runs in passes)
@@ -165,10 +161,8 @@ class ActivationTrace:
                     yield mark.kind, _absolute(mark.name, run.stack, layer)
 
     def timeline(self, micro_batch: int, seq_len: int, processors: Processors | None = None) -> Timeline:
-        """Live activation bytes at every mark for this micro-batch and sequence length.
-
-        ``processors``: of the GPU, on which the memory of sums over rows depends; None: it is left out.
-        """
+        """Live activation bytes at every mark for this micro-batch and sequence length. ``processors``: of
+        the GPU, on which the memory of sums over rows depends; None: it is left out."""
         return _timeline(self, micro_batch, seq_len, processors)
 
     def cached(self, micro_batch: int, seq_len: int) -> Pass:
@@ -176,10 +170,8 @@ class ActivationTrace:
         return _cached(self, micro_batch, seq_len)
 
     def shortened(self, keep: int) -> ActivationTrace:
-        """The same with the inside of long runs of layers left out, ``keep`` layers left at either end.
-
-        What happens at a time then still has its right level, for far fewer marks.
-        """
+        """The same with the inside of long runs of layers left out, ``keep`` layers left at either end. What
+        happens at a time then still has its right level, for far fewer marks."""
         if keep not in self._shortened:
             self._shortened[keep] = ActivationTrace(
                 segments=self.segments,

@@ -43,10 +43,8 @@ class Offload:
 
 @frozen_dataclass
 class ZeroSettings:
-    """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them.
-
-    The defaults here are DeepSpeed's own; nothing else in the package repeats them (:data:`DEFAULT_ZERO`).
-    """
+    """The ``zero_optimization`` block. Sizes are in elements, as DeepSpeed counts them. The defaults here are
+    DeepSpeed's own; nothing else in the package repeats them (:data:`DEFAULT_ZERO`)."""
 
     stage: int = 0
     contiguous_gradients: bool = True

@@ -118,10 +118,8 @@ def can_be_separate(model_type: object) -> bool:
 
 
 def with_modules(stack: Stack, hf_config: Mapping[str, Any], separate: bool = False) -> Stack:
-    """The stack of a model with this configuration, with the modules of each of its products.
-
-    ``separate``: as in Transformers 4, where each expert is a module and every linear one is quantised.
-    """
+    """The stack of a model with this configuration, with the modules of each of its products. ``separate``:
+    as in Transformers 4, where each expert is a module and every linear one is quantised."""
     names = MODULE_NAMES.get(str(hf_config.get("model_type")), Names())
     if separate:
         names = replace(names, experts="modules", adapted_experts=False)

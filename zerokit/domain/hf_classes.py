@@ -121,10 +121,8 @@ def _is_bare(architecture: str, model_type: str) -> bool:
 
 
 def is_named_for(architecture: str, model_type: str) -> bool:
-    """Whether a class is called as Transformers calls its own of a model type: ``LlamaForCausalLM``.
-
-    What can be told where Transformers is not installed.
-    """
+    """Whether a class is called as Transformers calls its own of a model type: ``LlamaForCausalLM``. What can
+    be told where Transformers is not installed."""
     letters = re.sub("[^a-z0-9]", "", model_type.removesuffix("_text").lower())
     endings = {*_MEANS, *(ending for head in HEADS.values() for ending in head.endings)}
     return architecture.lower() in {f"{letters}{ending.lower()}" for ending in endings}

@@ -62,10 +62,8 @@ class Strategy:
         return self.settings.micro_batch * self.settings.gradient_accumulation * self.data_parallel
 
     def recomputed(self, attention: str) -> str:
-        """What backward computes again with this attention: ``none``, ``full`` or ``selective``.
-
-        Selective checkpointing drops attention scores, which no kernel but ``eager``'s keeps.
-        """
+        """What backward computes again with this attention: ``none``, ``full`` or ``selective``. Selective
+        checkpointing drops attention scores, which no kernel but ``eager``'s keeps."""
         return "none" if self.checkpointing == "selective" and attention != "eager" else self.checkpointing
 
     @property

@@ -158,9 +158,7 @@ def moves_memory(keys: Mapping[str, str]) -> tuple[str, ...]:
 
 def unmodelled_keys(config: Mapping[str, Any], is_key: Callable[[str], bool]) -> dict[str, str]:
     """The dotted keys of a DeepSpeed JSON that are set and not followed, each with what it changes.
-
-    ``is_key``: whether DeepSpeed has a key of this name at all; it reads no others.
-    """
+    ``is_key``: whether DeepSpeed has a key of this name at all; it reads no others."""
     named = {
         key: changes
         for key, (idle, changes) in _KEYS.items()

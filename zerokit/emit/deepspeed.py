@@ -154,10 +154,8 @@ def deepspeed_config(strategy: Strategy, job: Job, *, variant: str = "raw") -> d
 
 
 def trainer_arguments(strategy: Strategy, job: Job) -> list[str]:
-    """Arguments that make a Hugging Face Trainer script agree with the strategy.
-
-    For scripts that parse ``TrainingArguments`` from the command line.
-    """
+    """Arguments that make a Hugging Face Trainer script agree with the strategy. For scripts that parse
+    ``TrainingArguments`` from the command line."""
     planned, unchecked = PlannedValues.of(strategy, liger_loss=job.loss == "liger"), job.defaults.unchecked
     values = planned.trainer_values()
     by_words = job.defaults.separator == " "  # of a command; keys of a file else

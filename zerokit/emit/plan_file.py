@@ -396,10 +396,8 @@ def title_of(folder: str | pathlib.Path) -> str | None:
 
 
 def read_of_run(folder: pathlib.Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The plan that a run folder keeps, for its report: ``request``, ``chosen`` and ``cluster``.
-
-    One that cannot be read is a problem of the report, not its end.
-    """
+    """The plan that a run folder keeps, for its report: ``request``, ``chosen`` and ``cluster``. One that
+    cannot be read is a problem of the report, not its end."""
     if not os.path.lexists(folder / FILE_NAME):
         return None, []
     try:

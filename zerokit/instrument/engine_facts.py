@@ -53,10 +53,8 @@ def parameters_beside(model: Any, modules: Iterable[Any]) -> int:
 
 
 def resident_tensor_bytes(modules: Iterable[Any]) -> int:
-    """Bytes in host memory of the modules' weights, their shards (ZeRO-3) and buffers, each once.
-
-    Of weights that a file is mapped for (safetensors) only what was read yet is resident.
-    """
+    """Bytes in host memory of the modules' weights, their shards (ZeRO-3) and buffers, each once. Of weights
+    that a file is mapped for (safetensors) only what was read yet is resident."""
     sizes: dict[int, int] = {}
     for module in modules:
         for tensor in (*_attribute_values(module, "_parameters"), *_attribute_values(module, "_buffers")):

@@ -25,10 +25,8 @@ _FEWEST_ELEMENTS = 0.5  # of the model's: tied weights and buffers that are left
 
 
 class SavedWeights:
-    """Counts the tensors that ``torch.save`` and safetensors are given, by their sizes alone.
-
-    What DeepSpeed's own checkpoints hold is not looked at: their weights are in other files.
-    """
+    """Counts the tensors that ``torch.save`` and safetensors are given, by their sizes alone. What
+    DeepSpeed's own checkpoints hold is not looked at: their weights are in other files."""
 
     def __init__(self, engines: Callable[[], list[Any]]) -> None:
         self._engines = engines

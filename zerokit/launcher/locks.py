@@ -38,10 +38,8 @@ class NoLocks(Exception):
 
 @dataclass(slots=True)
 class FileLock:
-    """A lock that this process holds. ``fd`` may be passed on: a child then holds it too.
-
-    ``path`` and ``fd`` are None for one that locks nothing, where there can be no locks.
-    """
+    """A lock that this process holds. ``fd`` may be passed on: a child then holds it too. ``path`` and ``fd``
+    are None for one that locks nothing, where there can be no locks."""
 
     path: Path | None
     fd: int | None

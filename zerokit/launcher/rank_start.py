@@ -44,10 +44,8 @@ def unpack(word: str) -> tuple[list[str], dict[str, str | None]]:
 
 
 def become(bootstrap: str, argv: list[str]) -> None:
-    """Replace this process by the one that a packed word among ``argv`` describes; returns without one.
-
-    What stands before it (DeepSpeed's ``--local_rank``) stays before the arguments.
-    """
+    """Replace this process by the one that a packed word among ``argv`` describes; returns without one. What
+    stands before it (DeepSpeed's ``--local_rank``) stays before the arguments."""
     at = next((i for i, word in enumerate(argv[:4]) if word.startswith(OPTION)), None)
     if at is None:
         return

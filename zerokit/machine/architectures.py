@@ -23,9 +23,7 @@ def unreadable(value: str) -> list[str]:
 
 def readable(value: str) -> str:
     """The list with plain numbers only; empty when none is left, and DeepSpeed asks the GPUs themselves.
-
-    ``9.0a`` becomes ``9.0``: DeepSpeed's operators use nothing that only ``9.0a`` has. Names are left out.
-    """
+    ``9.0a`` becomes ``9.0``: DeepSpeed's operators use nothing that only ``9.0a`` has. Names are left out."""
     matches = [match for entry in _entries(value) if (match := _ENTRY.fullmatch(entry))]
     return ";".join(dict.fromkeys(match[1] + (match[2] or "") for match in matches))
 

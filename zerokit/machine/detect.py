@@ -156,10 +156,8 @@ class Detected:
     host: HostFacts
 
     def catalog_gpu(self) -> tuple[Gpu | None, str]:
-        """The catalogue's entry for the GPUs here, with their own memory size, and the reason.
-
-        Of unlike GPUs the one with the least memory counts, because every rank must fit.
-        """
+        """The catalogue's entry for the GPUs here, with their own memory size, and the reason. Of unlike GPUs
+        the one with the least memory counts, because every rank must fit."""
         if not self.gpus:
             return None, self.gpu_reason
         entries = [(gpu, *_catalog_entry(gpu)) for gpu in self.gpus]

@@ -43,10 +43,8 @@ def detect_host(root: Path = Path("/")) -> HostFacts:
 
 
 def bf16_in_hardware(root: Path = Path("/")) -> bool:
-    """Whether the CPUs multiply bf16 themselves (AVX512-BF16, AMX, or Arm's BF16 extensions).
-
-    Elsewhere torch emulates it: a training step of a small model took 20 times as long as in fp32.
-    """
+    """Whether the CPUs multiply bf16 themselves (AVX512-BF16, AMX, or Arm's BF16 extensions). Elsewhere torch
+    emulates it: a training step of a small model took 20 times as long as in fp32."""
     for line in _read(root / "proc/cpuinfo").splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):  # x86, Arm

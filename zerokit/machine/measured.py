@@ -96,10 +96,8 @@ def save(measured: Measured, to: Path) -> None:
 
 
 def load(at: Path | None = None) -> tuple[Measured | None, str]:
-    """What was measured on this machine, and the reason when there is nothing to use.
-
-    A damaged or foreign file is a reason, not an error: planning goes on without it.
-    """
+    """What was measured on this machine, and the reason when there is nothing to use. A damaged or foreign
+    file is a reason, not an error: planning goes on without it."""
     at = at or path()
     try:
         values = json.loads(at.read_text(encoding="utf-8"))

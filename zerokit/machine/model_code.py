@@ -10,10 +10,8 @@ from typing import Any
 
 
 def model_code(config: Mapping[str, Any]) -> str | None:
-    """The files that define the model of a Hugging Face configuration, and the models inside of it.
-
-    ``None`` where Transformers is not installed, or has not this model: its code may be its repository's.
-    """
+    """The files that define the model of a Hugging Face configuration, and the models inside of it. ``None``
+    where Transformers is not installed, or has not this model: its code may be its repository's."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations or config.get("auto_map"):
         return None

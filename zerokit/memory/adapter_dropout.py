@@ -148,10 +148,8 @@ def _after_backward(marks: tuple[Mark, ...], inputs: Mapping[str, _Input]) -> It
 
 
 class _Marks:
-    """One segment, mark by mark; ``more``: what dropout holds more than at its start.
-
-    ``again``: the segments of the same layer that mark modules too, where this one may mark gradients alone.
-    """
+    """One segment, mark by mark; ``more``: what dropout holds more than at its start. ``again``: the segments
+    of the same layer that mark modules too, where this one may mark gradients alone."""
 
     def __init__(
         self, inputs: Mapping[str, _Input], is_forward: bool, again: Iterable[tuple[Mark, ...]] = ()

@@ -337,9 +337,7 @@ def _uncounted_adapters(shape: ModelShape, job: Job) -> tuple[Note, ...]:
 
 def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
     """Elements of matrices and tables that stay gathered at ZeRO-3, up to ``model_persistence_threshold``.
-
-    (runtime/zero/parameter_offload.py, mark_persistent_parameters.) Norms and biases are too few to count.
-    """
+    (runtime/zero/parameter_offload.py, mark_persistent_parameters.) Norms and biases are too few to count."""
     zero, degree = deepspeed(strategy.settings).zero, strategy.tensor_parallel * strategy.pipeline_parallel
     if zero.stage != 3:
         return 0.0
@@ -362,10 +360,8 @@ def estimate_analytic(
     *,
     bytes_per_logit: float = EAGER_LOSS_BYTES,
 ) -> MemoryEstimate:
-    """Predicted memory of one rank; all ranks are alike but for a pipeline's first and last stage.
-
-    The worst pipeline stage is taken for all: the one with the output head, or the first.
-    """
+    """Predicted memory of one rank; all ranks are alike but for a pipeline's first and last stage. The worst
+    pipeline stage is taken for all: the one with the output head, or the first."""
     sizes = _sizes(shape, job, strategy)
     if job.inference:
         return _inference(shape, job, strategy, cluster, sizes)

@@ -64,10 +64,8 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
 
 @lru_cache(maxsize=512)
 def _activation_peak(trace: ActivationTrace, micro_batch: int, tokens: int, *, with_head: bool) -> int:
-    """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell.
-
-    ``with_head``: else without what comes after the layers, which another loss does otherwise.
-    """
+    """Peak of the forward pass. Runs of like layers rise or fall evenly: their ends tell. ``with_head``: else
+    without what comes after the layers, which another loss does otherwise."""
     level = peak = 0.0
     by_key: dict[int, tuple[float, float]] = {}
     for run in trace.forward if with_head or trace.forward[-1].stack else trace.forward[:-1]:

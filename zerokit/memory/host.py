@@ -49,10 +49,8 @@ def host_components(
     *,
     flattens_on_cpu: bool = False,
 ) -> dict[HostComponent, int]:
-    """Host bytes of one rank, and those it keeps on NVMe, by component.
-
-    ``flattens_on_cpu``: its GPU has no room for ``flattening_bytes``.
-    """
+    """Host bytes of one rank, and those it keeps on NVMe, by component. ``flattens_on_cpu``: its GPU has no
+    room for ``flattening_bytes``."""
     element_bytes = ElementBytes.of(settings)
     parameters = max(model.profile.parameter_count, model.trainable_numel + model.frozen_numel)
     components = {HostComponent.PROCESS: process_bytes(world_size)}
@@ -159,10 +157,8 @@ def _stage3(
 
 
 def activation_copies(trace: ActivationTrace, micro_batch: int, seq_len: int) -> int:
-    """Bytes of one rank's activations on the host, each tensor pinned by itself; 0 where none go there.
-
-    Of one micro-batch: the blocks stay cached, and the next takes them again.
-    """
+    """Bytes of one rank's activations on the host, each tensor pinned by itself; 0 where none go there. Of
+    one micro-batch: the blocks stay cached, and the next takes them again."""
     levels = trace.cached(micro_batch, seq_len).levels
     kinds = [[mark.kind for mark in segment] for segment in trace.segments]
     names = (kind for run in trace.cache for _ in range(run.count) for kind in kinds[run.segment])

@@ -27,10 +27,8 @@ def loads_whole(strategy: Strategy, job: Job) -> bool:
 
 
 def not_packed_note(shape: ModelShape, job: Job) -> tuple[Note, ...]:
-    """Which weights are not quantised, what they take, and what would quantise them.
-
-    bitsandbytes 0.50.2, ``nn/parametrize.py``, ``replace_parameter_4bit``, which axolotl's option calls.
-    """
+    """Which weights are not quantised, what they take, and what would quantise them. bitsandbytes 0.50.2,
+    ``nn/parametrize.py``, ``replace_parameter_4bit``, which axolotl's option calls."""
     packed_bytes = job.packed_base_bytes or (QUANTIZED_BYTES.get(job.quantization) if job.inference else None)
     left = shape.stacked_parameters or (0 if shape.linear_parameters else shape.block_parameters)
     if packed_bytes is None or not left:

@@ -244,10 +244,8 @@ class RankModel:
 
 @frozen_dataclass
 class ElementBytes:
-    """Bytes per element of each kind of tensor, as DeepSpeed chooses them.
-
-    ``engine.get_data_types`` and ``communication_data_type`` (runtime/engine.py:1799, 0.19.8).
-    """
+    """Bytes per element of each kind of tensor, as DeepSpeed chooses them. ``engine.get_data_types`` and
+    ``communication_data_type`` (runtime/engine.py:1799, 0.19.8)."""
 
     parameter: int
     gradient: int
@@ -291,10 +289,8 @@ def rank_model(
     optimizer_groups: tuple[str, ...] = (),
     compares: bool = False,
 ) -> RankModel:
-    """What one rank holds under a variant; cached, so that a search pays once.
-
-    ``ranks_of_adapters``: (traced, wanted) LoRA rank, where the trace is another rank's.
-    """
+    """What one rank holds under a variant; cached, so that a search pays once. ``ranks_of_adapters``:
+    (traced, wanted) LoRA rank, where the trace is another rank's."""
     parameters = profile.parameters_for(variant)
     if ranks_of_adapters is not None:
         parameters = tuple(_with_rank(p, *ranks_of_adapters) for p in parameters)

@@ -242,10 +242,8 @@ class SizeResult(Document):
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """In sentences: the fewest GPUs, the fewest GPU-hours and, with a price, the lowest cost.
-
-        Of each method by itself; a number of GPUs counts without offload where that needs no more of them.
-        """
+        """In sentences: the fewest GPUs, the fewest GPU-hours and, with a price, the lowest cost. Of each
+        method by itself; a number of GPUs counts without offload where that needs no more of them."""
         found = self._fitting().items()
         subjects = {method: f"{method}: " if self._compares_methods else "" for method, _ in found}
         return tuple(

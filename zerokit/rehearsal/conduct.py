@@ -405,11 +405,8 @@ def _result(
 
 
 def _min_vram_bytes(gpu: Gpu, ranks: int, rank: results.RankMemory, report: dict[str, Any]) -> int:
-    """The smallest card, in nvidia-smi's total, on which this rank runs. Bytes.
-
-    With expandable segments at least the margin that was measured on capped allocators: the replay is some
-    tens of MiB below what ran.
-    """
+    """The smallest card, in nvidia-smi's total, on which this rank runs. Bytes. With expandable segments at
+    least the margin that was measured on capped allocators: the replay is some tens of MiB below what ran."""
     outside = (gpu.context_bytes or card.DEFAULT_CONTEXT_BYTES) + card.LIBRARIES_BYTES
     if ranks > 1:
         outside += card.NCCL_BYTES

@@ -137,9 +137,7 @@ class LaunchRehearsals:
 
     def of_job(self, launch: Launch, report: RunReport, say: Say) -> PredictedAgain:
         """Predict what a run took: as rehearsed before its start, else as its fullest rank is rehearsed now.
-
-        Whatever hinders it is told, and nothing is raised: the run is over, and its verdict stands.
-        """
+        Whatever hinders it is told, and nothing is raised: the run is over, and its verdict stands."""
         if self.done is not None:
             return _prediction(self.done, launch, report, None, of_all=True)
         predicted = report.predicted_vs_measured

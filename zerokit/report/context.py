@@ -81,10 +81,8 @@ def read_context(folder: Path) -> RunContext:
 
 
 def facts(run: RunReport, context: RunContext) -> list[tuple[str, str]]:
-    """What was run, in rows: script, model, strategy, batch, date, versions.
-
-    What an engine said of itself goes before what its plan says.
-    """
+    """What was run, in rows: script, model, strategy, batch, date, versions. What an engine said of itself
+    goes before what its plan says."""
     request, cluster = context.part("request"), context.part("cluster")
     chosen = cast(Chosen, context.part("chosen"))
     engine = _engine(run)

@@ -205,10 +205,8 @@ def _rests_on(differing: list[Difference], again: PredictedAgain | None, note: s
 def _pair(
     predicted: float | None, measured: float | None, *, comparable: bool = True
 ) -> dict[str, Any] | None:
-    """Both figures and the error of the prediction, as a fraction of what was measured.
-
-    Not ``comparable``: what was measured is not all that was predicted, and an error would mean nothing.
-    """
+    """Both figures and the error of the prediction, as a fraction of what was measured. Not ``comparable``:
+    what was measured is not all that was predicted, and an error would mean nothing."""
     if predicted is None and measured is None:
         return None
     error = (predicted - measured) / measured if comparable and predicted is not None and measured else None

@@ -41,10 +41,8 @@ def whole(line: str) -> Text:
 
 
 def hanging(part: RenderableType, width: int) -> RenderableType:
-    """A text with its lines broken between words, going on indented; what is no text, or whole, as it is.
-
-    A command at the end of a line that is too long goes below it, in lines that a shell reads as one.
-    """
+    """A text with its lines broken between words, going on indented; what is no text, or whole, as it is. A
+    command at the end of a line that is too long goes below it, in lines that a shell reads as one."""
     if not isinstance(part, Text) or part.no_wrap:
         return part
     return Text(wrapped(part.plain, width), style=part.style, no_wrap=True, overflow="ignore")

@@ -267,10 +267,8 @@ def components(run: RunReport) -> Markup | None:
 
 
 def predicted_over_time(run: RunReport) -> Markup | None:
-    """What the plan says of that rank's time, by component; the probe measures totals only.
-
-    Training goes through its phases in every step: its area is that of the phase with the highest peak.
-    """
+    """What the plan says of that rank's time, by component; the probe measures totals only. Training goes
+    through its phases in every step: its area is that of the phase with the highest peak."""
     rank, by_phase = shown_rank(run), _predicted_components(run)
     if rank is None or not by_phase:
         return None
@@ -357,9 +355,7 @@ def step_time(run: RunReport, predicted_parts: Mapping[str, object]) -> Markup |
 
 def shown_rank(run: RunReport) -> RankReport | None:
     """The rank that ran out of GPU memory first, else the fullest: the one with the highest measured peak.
-
-    None where nothing was measured.
-    """
+    None where nothing was measured."""
     candidates = [rank for rank in run.ranks if render.measured(rank)]
     failure = run.first_failure
     if failure is not None and failure.oom is not None and failure.oom.memory == "gpu":

@@ -263,9 +263,7 @@ _Work = Mapping[int, _Phases]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
     """``seconds``: that the others wait for ``rank`` in each step; ``phase``: where its own time goes.
-
-    ``factor``: its own time, without waits, over the others' median; None: theirs is nothing.
-    """
+    ``factor``: its own time, without waits, over the others' median; None: theirs is nothing."""
 
     rank: int
     seconds: float

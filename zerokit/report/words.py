@@ -54,10 +54,8 @@ def failure_place(failure: Failure) -> str:
 
 
 def raised_at(failure: Failure) -> str | None:
-    """``raised at /home/me/train.py:25, in main``: the innermost line of code that no library holds.
-
-    Of an exception that was raised while another was handled, the one that ended the rank counts.
-    """
+    """``raised at /home/me/train.py:25, in main``: the innermost line of code that no library holds. Of an
+    exception that was raised while another was handled, the one that ended the rank counts."""
     _, _, last = (failure.traceback or "").rpartition("Traceback (most recent call last)")
     frames = [match for line in last.splitlines() if (match := _FRAME.match(line))]
     own = [frame for frame in frames if not _LIBRARIES.search(frame["path"])]

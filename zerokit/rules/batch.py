@@ -48,10 +48,8 @@ def _none_given(setup: Setup) -> bool:
 
 
 def _left_to_a_framework(setup: Setup) -> bool:
-    """A file of nothing but ZeRO, as it were, that may be meant for PyTorch Lightning.
-
-    Its DeepSpeedStrategy fills train_micro_batch_size_per_gpu, and refuses accumulation in the file.
-    """
+    """A file of nothing but ZeRO, as it were, that may be meant for PyTorch Lightning. Its DeepSpeedStrategy
+    fills train_micro_batch_size_per_gpu, and refuses accumulation in the file."""
     has_zero = isinstance(setup.get("zero_optimization"), Mapping)
     return (
         setup.readers == EVERY_READER

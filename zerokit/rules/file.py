@@ -335,10 +335,8 @@ def _offload_null(setup: Setup) -> bool:
 
 
 def keeps_the_scripts_optimizer(setup: Setup) -> bool:
-    """Whether both leave torch's optimizer to an offload that only DeepSpeed's can do.
-
-    They replace it where there is an ``offload_optimizer``, and do not know its old name.
-    """
+    """Whether both leave torch's optimizer to an offload that only DeepSpeed's can do. They replace it where
+    there is an ``offload_optimizer``, and do not know its old name."""
     offloads = setup.get("zero_optimization.cpu_offload") is True and setup.settings.zero.stage > 0
     forced = setup.get("zero_force_ds_cpu_optimizer") is not False
     renamed = setup.has("zero_optimization.offload_optimizer")

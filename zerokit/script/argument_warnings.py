@@ -129,10 +129,8 @@ _SWITCH = "do_train"  # transformers/training_args.py; a Trainer itself never re
 
 
 def why_no_training(options: ScriptOptions) -> str | None:
-    """Why the script will not train with these arguments, as far as its source tells; None: it may.
-
-    The Trainer examples of Transformers train only where an option says so.
-    """
+    """Why the script will not train with these arguments, as far as its source tells; None: it may. The
+    Trainer examples of Transformers train only where an option says so."""
     facts, given = options.facts, options.given(_SWITCH)
     # an attribute: Axolotl has a function of that name
     reads = _SWITCH in facts.attributes and facts.parses_training_arguments
@@ -180,9 +178,7 @@ _OF_A_MODEL = ("config.json", "adapter_config.json")
 
 def named_model(options: ScriptOptions) -> tuple[str, str] | None:
     """Name or path of the model, and how it stands in the arguments, their file or the script; None: nothing.
-
-    An option is said to be the script's: zerokit may have one of the same name.
-    """
+    An option is said to be the script's: zerokit may have one of the same name."""
     script = options.facts.path.name
     given = next((given for name in _MODELS if (given := options.given(name)) is not None), None)
     if given is not None:
@@ -213,10 +209,7 @@ _TO_CPU = ("use_cpu", "no_cuda")
 
 def refused_bf16(options: ScriptOptions) -> str | None:
     """What to say before TrainingArguments end the run (transformers 5.23, training_args.py:1777); None: they
-    will not, or only the run tells.
-
-    Of arguments that a command line fills.
-    """
+    will not, or only the run tells. Of arguments that a command line fills."""
     if options.style != "trainer" or not options.facts.parses_training_arguments:
         return None
     asked = next((name for name in _ASK if _is_on(options, name)), None)

@@ -71,11 +71,8 @@ def sizes(
 
 
 def fewest(request: Request, gpu: Gpu, method: str, offload: bool, most: int = _MOST_GPUS) -> Size:
-    """The smallest number of GPUs on which something fits.
-
-    Inside a node numbers are doubled, up to the most, beyond it whole nodes: first doubling, then halving the
-    gap.
-    """
+    """The smallest number of GPUs on which something fits. Inside a node numbers are doubled, up to the most,
+    beyond it whole nodes: first doubling, then halving the gap."""
     pins = request.pins
     if not offload:
         pins = replace(pins, offload_optimizer="none", offload_param="none")

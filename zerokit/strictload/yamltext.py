@@ -338,10 +338,8 @@ for _dumper in _DUMPERS:
 
 
 def _alike(value: Any) -> bool:
-    """Whether both dumpers write ``value`` to the letter alike.
-
-    They differ in escapes, in characters beyond U+FFFF, and in when a key is too long for one line.
-    """
+    """Whether both dumpers write ``value`` to the letter alike. They differ in escapes, in characters beyond
+    U+FFFF, and in when a key is too long for one line."""
     if isinstance(value, str):
         return value.isprintable() and (not value or max(value) <= "\uffff")
     if isinstance(value, dict):

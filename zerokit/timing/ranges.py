@@ -31,10 +31,8 @@ NO_GPUS = (_SEVERAL_NODES, _TENSOR_ACROSS_NODES, _TENSOR_BY_PLAN)
 
 
 def measured_on_no_machine(model: TimeModel, strategy: Strategy) -> tuple[str, ...]:
-    """The parts of the hardware that no step time was ever compared on: ``b200``, ``several nodes``.
-
-    Nothing where the very strategy ran on this machine; its GPU is known where its products were measured.
-    """
+    """The parts of the hardware that no step time was ever compared on: ``b200``, ``several nodes``. Nothing
+    where the very strategy ran on this machine; its GPU is known where its products were measured."""
     cluster, calibration = model.cluster, model.calibration
     if calibration.tuned is not None and strategy.family in calibration.tuned.by_family:
         return ()
@@ -136,10 +134,8 @@ def _at_host(calibration: Calibration, factor: float) -> Calibration:
 
 
 def step_range(model: TimeModel, strategy: Strategy, memory: MemoryEstimate) -> tuple[float, float] | None:
-    """Seconds of a step where all that is not measured is as fast, and as slow, as it may be.
-
-    None where the very strategy ran here: that measured what it depends on. That of a rehearsal is its own.
-    """
+    """Seconds of a step where all that is not measured is as fast, and as slow, as it may be. None where the
+    very strategy ran here: that measured what it depends on. That of a rehearsal is its own."""
     calibrated = model.calibration.tuned or model.calibration.rehearsed
     if calibrated is not None and strategy.family in calibrated.by_family:
         return _rehearsed_range(model, calibrated.ranges.get(strategy.family), strategy, memory)

@@ -158,10 +158,8 @@ class Traffic(Spread):
         return seconds, way.kind
 
     def _pipeline(self, strategy: Strategy, work: Work, parts: dict[str, float], per_micro: float) -> None:
-        """Fill and drain, (p − 1) micro-batches long, and the sends between stages.
-
-        ``work`` holds the layers of one stage and the whole head; only the last stage has the head.
-        """
+        """Fill and drain, (p − 1) micro-batches long, and the sends between stages. ``work`` holds the layers
+        of one stage and the whole head; only the last stage has the head."""
         settings, p = strategy.settings, strategy.pipeline_parallel
         inner = strategy.tensor_parallel * strategy.sequence_parallel * strategy.data_parallel
         inside = inner * p <= self.cluster.gpus_per_node
@@ -453,10 +451,8 @@ class TimeModel:
         )
 
     def _slowest_rank(self, strategy: Strategy, host_seconds: float) -> float:
-        """How many times a host's seconds of a micro-batch pass until the slowest rank is there.
-
-        Ranks wait for each other where the engine makes them, and at the end of a step.
-        """
+        """How many times a host's seconds of a micro-batch pass until the slowest rank is there. Ranks wait
+        for each other where the engine makes them, and at the end of a step."""
         if self.cluster.on_cpu:
             return 1.0
         waits = self.traffic.engine(strategy).waits(strategy)

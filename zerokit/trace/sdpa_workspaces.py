@@ -77,9 +77,7 @@ def cudnn_backward_bytes(
 
 def efficient_backward_tile(dim: int, element_bytes: int, has_large_shared_memory: bool) -> int:
     """Rows and columns of a tile of dq in the memory-efficient kernel's backward.
-
-    ``mem_eff_attention/kernels/generate_kernels.py``: 128 where 16-bit results stay in registers.
-    """
+    ``mem_eff_attention/kernels/generate_kernels.py``: 128 where 16-bit results stay in registers."""
     return 128 if 64 < dim <= 128 and element_bytes == 2 and has_large_shared_memory else 64
 
 

@@ -115,10 +115,8 @@ _ONE_SIDED = re.compile(r"(send|recv)\b")
 
 
 def switch_on(run_dir: Path, torch_version: str, environment: MutableMapping[str, str]) -> None:
-    """Have PyTorch record, before the first process group is made; what the user set is kept.
-
-    What PyTorch writes when its own watchdog ends the process goes into the run folder, not to ``/tmp``.
-    """
+    """Have PyTorch record, before the first process group is made; what the user set is kept. What PyTorch
+    writes when its own watchdog ends the process goes into the run folder, not to ``/tmp``."""
     numbers = re.match(r"(\d+)\.(\d+)", torch_version)
     new = numbers is None or (int(numbers[1]), int(numbers[2])) >= _RENAMED_IN
     for names, value in ((_SIZE, str(ENTRIES)), (_FILE, str(run_dir / "flight-recorder-"))):

@@ -30,10 +30,8 @@ class Checkpoints:
         self._untold: list[Record] = []
 
     def hook_engine(self, engine: Any) -> None:
-        """DeepSpeed's own (0.19.8, runtime/engine.py: save_checkpoint).
-
-        One that a decoupled engine still writes is told of when it is committed, with the next step.
-        """
+        """DeepSpeed's own (0.19.8, runtime/engine.py: save_checkpoint). One that a decoupled engine still
+        writes is told of when it is committed, with the next step."""
 
         def saved(this: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             folder = args[0] if args else kwargs["save_dir"]

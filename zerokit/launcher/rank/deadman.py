@@ -62,10 +62,8 @@ class DeadMan:
 
 
 class PipeWatch:
-    """Watches the pipe that takes this rank's errors; without a reader zerokit is gone.
-
-    The guard then ends the rank within seconds: ``seconds`` later it must be gone too.
-    """
+    """Watches the pipe that takes this rank's errors; without a reader zerokit is gone. The guard then ends
+    the rank within seconds: ``seconds`` later it must be gone too."""
 
     def __init__(self, path: Path, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

@@ -116,10 +116,8 @@ def _hook_engine(
 
 
 def _tell_forwards(probe: Probe, engine: Any) -> None:
-    """A forward with gradients is training; one without is evaluation, and leaves a step going on.
-
-    The loss of a preference trainer runs its reference model within a training forward.
-    """
+    """A forward with gradients is training; one without is evaluation, and leaves a step going on. The loss
+    of a preference trainer runs its reference model within a training forward."""
     original = engine.forward
     torch = sys.modules["torch"]
 
@@ -152,10 +150,8 @@ def _tell_batches(probe: Probe, module: ModuleType) -> None:
 
 
 def _note_baseline(probe: Probe) -> None:
-    """When the first engine is made, note what the process of a CPU rank takes beside its models' tensors.
-
-    By then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate.
-    """
+    """When the first engine is made, note what the process of a CPU rank takes beside its models' tensors. By
+    then the script has imported what it needs and joined its peers; DeepSpeed has yet to allocate."""
     if probe.baseline_host_rss_bytes is None and probe.cuda is None and probe.is_rank:
         with contextlib.suppress(Exception):
             resident = probe.host.read()[0]

@@ -456,10 +456,8 @@ class Probe:
         left_at: str | None = None,
         left_in: str | None = None,
     ) -> None:
-        """Write the last line. Only the first call counts.
-
-        ``left_at``: where the script called ``os._exit`` before its end; ``left_in``: in which call.
-        """
+        """Write the last line. Only the first call counts. ``left_at``: where the script called ``os._exit``
+        before its end; ``left_in``: in which call."""
         if not self.is_rank:
             return
         with self._lock:

@@ -39,10 +39,8 @@ class TrackerMetrics:
         self._told: dict[str, int] = {}  # tracker → the step whose metrics it has
 
     def news(self, tracker: str) -> dict[str, float]:
-        """What ``tracker`` has not been told of this optimizer step; empty before the first one.
-
-        Peaks are those since the metrics of an earlier step were read, so that a curve can fall again. GiB.
-        """
+        """What ``tracker`` has not been told of this optimizer step; empty before the first one. Peaks are
+        those since the metrics of an earlier step were read, so that a curve can fall again. GiB."""
         probe = self._probe
         if not probe.is_rank or not probe.steps or self._told.get(tracker) == probe.steps:
             return {}

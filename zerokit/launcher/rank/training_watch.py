@@ -14,10 +14,8 @@ from zerokit.launcher.rank_file import Record
 
 
 class _FirstLosses:
-    """A fingerprint of a rank's first losses, by which ranks that read the same batches are found.
-
-    It is taken at 32, 64, ... or 1,024 losses, as soon as 16 values differ: losses in bf16 are coarse.
-    """
+    """A fingerprint of a rank's first losses, by which ranks that read the same batches are found. It is
+    taken at 32, 64, ... or 1,024 losses, as soon as 16 values differ: losses in bf16 are coarse."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -83,9 +81,7 @@ _SOME = 256
 
 class TrainingWatch:
     """How often in a row the loss was the same or no number, and the gradients nothing, out of how many.
-
-    ``zero_rates``: steps whose learning rate was 0, of ``rates``.
-    """
+    ``zero_rates``: steps whose learning rate was 0, of ``rates``."""
 
     def __init__(self) -> None:
         self._loss, self._norm, self._weights = _Series(), _Series(), _Series()

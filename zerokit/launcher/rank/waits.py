@@ -275,9 +275,7 @@ class Waits:
 
     def account(self, phases: Mapping[str, PhaseRecord], running: str, since: float) -> Record:
         """``work``: of each phase its seconds and those that were waited; ``running`` began at ``since``.
-
-        Where the ranks talk through NCCL, ``sampled_work`` (:meth:`GpuWaits.account`).
-        """
+        Where the ranks talk through NCCL, ``sampled_work`` (:meth:`GpuWaits.account`)."""
         if self.gpu.in_charge:
             return self.gpu.account()
         if self._before is None:

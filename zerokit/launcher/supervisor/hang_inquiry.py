@@ -106,10 +106,8 @@ class HangInquiry:
         return self._asked_at is not None
 
     def begin(self, living: Iterable[int]) -> None:
-        """Note what is known before the ranks are asked.
-
-        The request wakes ranks that are stopped or in an interruptible call, and all go on.
-        """
+        """Note what is known before the ranks are asked. The request wakes ranks that are stopped or in an
+        interruptible call, and all go on."""
         self._asked_at = time.monotonic()
         self._stopped = self._progress.stopped(living)
         self._records_before = self._progress.records("calls")

@@ -201,10 +201,8 @@ def _last_words(run_dir: Path, ranks: Iterable[int]) -> dict[int, str]:
 
 
 def oom_kills() -> int:
-    """How often the kernel's OOM-killer struck in this control group; 0 where nobody counts.
-
-    cgroup v2: ``oom_kill`` of memory.events; v1: of memory.oom_control (kernel 4.13 and later).
-    """
+    """How often the kernel's OOM-killer struck in this control group; 0 where nobody counts. cgroup v2:
+    ``oom_kill`` of memory.events; v1: of memory.oom_control (kernel 4.13 and later)."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, controllers, group = line.split(":", 2)

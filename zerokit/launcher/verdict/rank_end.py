@@ -38,11 +38,8 @@ _BROKEN_PEER = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """One rank's end, at which Unix second.
-
-    ``step``: the optimizer step that was under way in forward, backward and step; in other phases the last
-    one that was done; None in load.
-    """
+    """One rank's end, at which Unix second. ``step``: the optimizer step that was under way in forward,
+    backward and step; in other phases the last one that was done; None in load."""
 
     rank: int
     state: RankState

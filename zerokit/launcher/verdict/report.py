@@ -145,10 +145,8 @@ def with_prediction(
 def report_of_folder(
     run_dir: Path, plan: Mapping[str, Any] | None = None, problems: Sequence[str] = ()
 ) -> RunReport:
-    """The report of a run without ``report.json``: still running, or its launcher was killed.
-
-    ``outcome`` is then also ``running``, which is never written to a file. ``problems``: known already.
-    """
+    """The report of a run without ``report.json``: still running, or its launcher was killed. ``outcome`` is
+    then also ``running``, which is never written to a file. ``problems``: known already."""
     evidence = Evidence(expected_ranks=0)
     evidence.read_files(run_dir)
     evidence.expected_ranks, unlikely = _expected_ranks(evidence.logs)

@@ -106,10 +106,8 @@ def launcher_status(code: int) -> int:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Judge a run. What came first wins: a user's signal, a hang, a failing rank, a lost launcher.
-
-    Nothing is a success but every rank's process ending with zero *and* its file saying that it finished.
-    """
+    """Judge a run. What came first wins: a user's signal, a hang, a failing rank, a lost launcher. Nothing is
+    a success but every rank's process ending with zero *and* its file saying that it finished."""
     exits = _exits_by_rank(evidence)
     killed = _killed_for_memory(evidence, exits)
     numbers = sorted({*range(evidence.expected_ranks), *evidence.logs, *exits})

@@ -167,9 +167,7 @@ def fix_beside_file(
     document: Document, key: str | None, value: object, config: Document | None
 ) -> str | None:
     """The fix of what was probably meant as ``key``, where that is refused beside the JSON that is named.
-
-    None: Accelerate would take ``key``.
-    """
+    None: Accelerate would take ``key``."""
     block = document.value.get("deepspeed_config")
     is_named = isinstance(block, dict) and block.get("deepspeed_config_file") is not None
     if document.value.get("distributed_type") != "DEEPSPEED" or not is_named:

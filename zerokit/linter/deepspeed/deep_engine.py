@@ -251,10 +251,8 @@ _MONITORS = ("tensorboard", "wandb", "comet", "csv_monitor")
 
 
 def runnable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as the engine would get it: ``auto`` filled as a consumer fills it, NVMe → CPU.
-
-    What writes elsewhere is off: the file may be a stranger's.
-    """
+    """The configuration as the engine would get it: ``auto`` filled as a consumer fills it, NVMe → CPU. What
+    writes elsewhere is off: the file may be a stranger's."""
     filled = copy.deepcopy(dict(config))
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,

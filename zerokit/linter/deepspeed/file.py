@@ -107,10 +107,8 @@ def _severity(rule: str, reading: _Where) -> Severity:
 
 
 def settings_of(raw: Mapping[str, Any]) -> DeepSpeedSettings:
-    """The settings as far as they can be read; a value of the wrong kind counts as absent.
-
-    The wrong kinds are findings of their own; the rules should still see the rest.
-    """
+    """The settings as far as they can be read; a value of the wrong kind counts as absent. The wrong kinds
+    are findings of their own; the rules should still see the rest."""
     return from_config(_readable(raw, ""))
 
 

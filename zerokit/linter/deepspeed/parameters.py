@@ -142,9 +142,7 @@ def _accepted(
 
 def built_for(config: Mapping[str, Any]) -> str:
     """Which class of an optimizer DeepSpeed builds: ``gpu``, ``cpu`` (offloaded) or ``torch``.
-
-    ``DeepSpeedEngine.get_optimizer_configuration``, runtime/engine.py.
-    """
+    ``DeepSpeedEngine.get_optimizer_configuration``, runtime/engine.py."""
     parameters = value_at(config, "optimizer.params")
     if isinstance(parameters, Mapping) and parameters.get("torch_adam"):
         return "torch"

@@ -237,10 +237,8 @@ def flattening_bytes(model: RankModel, settings: DeepSpeedSettings) -> int:
 
 
 def init_peak(model: RankModel, settings: DeepSpeedSettings, part: Partition, ranks: int) -> int:
-    """The most allocated while ``deepspeed.initialize`` runs, :func:`flattening_bytes` apart. Bytes.
-
-    Below stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``.
-    """
+    """The most allocated while ``deepspeed.initialize`` runs, :func:`flattening_bytes` apart. Bytes. Below
+    stage 3 the model comes from the CPU; at stage 3 it is built under ``deepspeed.zero.Init``."""
     zero, element_bytes = settings.zero, ElementBytes.of(settings)
     parameters = model.trainable_numel * element_bytes.parameter + model.frozen_bytes(element_bytes.parameter)
     flat = model.trainable_numel * element_bytes.parameter

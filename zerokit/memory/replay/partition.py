@@ -94,9 +94,7 @@ def partition(model: RankModel, rank: int, count: int, *, round_robin: bool = Fa
 
 class GradientReduction(ABC):
     """One rank's gradients over the micro-steps of an optimizer step, and the step. Bytes go to the ledger.
-
-    ``boundary``: the last micro-step before the optimizer's; ``first``: the first after it.
-    """
+    ``boundary``: the last micro-step before the optimizer's; ``first``: the first after it."""
 
     def __init__(
         self, model: RankModel, settings: DeepSpeedSettings, part: Partition, ledger: Ledger

@@ -43,10 +43,8 @@ class WholeGradients(GradientReduction):
         self.ledger.burst(Component.REDUCE_COPY, elements * (gradient + converted))
 
     def step(self) -> None:
-        """``FP16_Optimizer.step``: every gradient in fp32, then one flat copy of them.
-
-        With fp32 weights DeepSpeed hands the step to the optimizer itself: nothing is copied.
-        """
+        """``FP16_Optimizer.step``: every gradient in fp32, then one flat copy of them. With fp32 weights
+        DeepSpeed hands the step to the optimizer itself: nothing is copied."""
         ledger, total = self.ledger, self.model.trainable_numel
         temporaries = step_temporary_bytes(self.settings, self.model.trainable_sizes, 4 * total)
         if client(self.settings) is not None:  # FP16_UnfusedOptimizer keeps both gradients for the step
@@ -240,10 +238,8 @@ def compose(
     rank: int,
     instants: Mapping[str, Instant | None],
 ) -> dict[str, dict[Component, int]]:
-    """The components at one instant of each phase, by replaying up to the last of them.
-
-    ``instants``: forward's and backward's instants; the step's is its highest, and needs none.
-    """
+    """The components at one instant of each phase, by replaying up to the last of them. ``instants``:
+    forward's and backward's instants; the step's is its highest, and needs none."""
     return _ReplayUntil(model, settings, ranks, rank).compositions(instants)
 
 

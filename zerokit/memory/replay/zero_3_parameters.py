@@ -39,10 +39,8 @@ class _Group:
 
 
 class Parameters:
-    """One rank's gathered parameters. Components go into the ledger given.
-
-    It looks at nothing of the settings but what :func:`settings_of_gathers` keeps.
-    """
+    """One rank's gathered parameters. Components go into the ledger given. It looks at nothing of the
+    settings but what :func:`settings_of_gathers` keeps."""
 
     def __init__(self, model: RankModel, settings: DeepSpeedSettings, ranks: int, ledger: Ledger) -> None:
         self.zero = settings.zero

@@ -17,10 +17,8 @@ _REPOSITORY = ("repo_id", "path_or_repo_id")
 
 
 def unreached(error: BaseException) -> str | None:
-    """Why an error ended the script, where that is the missing network; None: it is another error.
-
-    The libraries' own messages ask for the connection to be checked, and seldom say what was looked for.
-    """
+    """Why an error ended the script, where that is the missing network; None: it is another error. The
+    libraries' own messages ask for the connection to be checked, and seldom say what was looked for."""
     if (no_folder := _folder_that_is_not_here(error)) is not None:
         return no_folder
     kinds = {base.__name__ for one in _chain(error) for base in type(one).__mro__}

@@ -182,10 +182,8 @@ def attention(func: Any, name: str, args: Any, kwargs: Any, result: Any) -> Fact
 
 
 def _flash_shapes(query: Any, key: Any, value: Any, queries: Any, keys: Any) -> tuple[tuple[Shape, ...], int]:
-    """As (batch, heads, sequence, dim), and how many keys all queries meet together.
-
-    Tensors are (batch, sequence, heads, dim), or (tokens, heads, dim) with the lengths cumulated.
-    """
+    """As (batch, heads, sequence, dim), and how many keys all queries meet together. Tensors are (batch,
+    sequence, heads, dim), or (tokens, heads, dim) with the lengths cumulated."""
     tensors = [tensor if tensor.dim() == 4 else tensor.unsqueeze(0) for tensor in (query, key, value)]
     shapes = tuple((tensor.shape[0], tensor.shape[2], tensor.shape[1], tensor.shape[3]) for tensor in tensors)
     if queries is None:

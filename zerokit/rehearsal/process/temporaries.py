@@ -174,10 +174,8 @@ def cudnn_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
 
 
 def efficient_backward(args: Arguments, gpu: FakeGpu) -> tuple[Blocks, ...]:
-    """Sums over the output's rows, then the accumulator of dq (``attention_backward.cu``).
-
-    The kernel makes the sums of 16-bit inputs; those of fp32 are ``(grad_out * out).sum(-1)``, then dense.
-    """
+    """Sums over the output's rows, then the accumulator of dq (``attention_backward.cu``). The kernel makes
+    the sums of 16-bit inputs; those of fp32 are ``(grad_out * out).sum(-1)``, then dense."""
     query: torch.Tensor = args[1]
     element = query.element_size()
     batch, heads, length, dim = query.shape

@@ -28,10 +28,8 @@ CUDA). A CPU build has no CUDA kernel, so they would come apart before the mode 
 
 
 class HollowArray(np.ndarray):
-    """Host values of a large tensor that nobody knows: zeros that take no memory until they are written.
-
-    Its bytes are told apart by shape and dtype alone, so that fingerprints of weights are cheap.
-    """
+    """Host values of a large tensor that nobody knows: zeros that take no memory until they are written. Its
+    bytes are told apart by shape and dtype alone, so that fingerprints of weights are cheap."""
 
     def tobytes(self, order: Any = "C") -> bytes:
         """A fingerprint, not the values."""

@@ -208,9 +208,7 @@ def _math_attention(
 
 def _fused(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> bool:
     """Whether cuDNN (Hopper, Blackwell; masks too) or the flash kernel takes the inputs.
-
-    ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; probed on an H200.
-    """
+    ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; probed on an H200."""
     dims = (query.shape[-1], value.shape[-1])
     half = query.dtype in (torch.float16, torch.bfloat16)
     if not half or max(dims) > FLASH_MAX_HEAD_DIM or (key.shape[1] != query.shape[1] and not enable_gqa):

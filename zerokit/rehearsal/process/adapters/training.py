@@ -121,10 +121,8 @@ def trainer(context: Context, module: ModuleType) -> None:
 
 
 def _all_rows(output: Any, loader: Any) -> Any:
-    """The loop's output with a row for each of the data set's, as what follows may count them.
-
-    The evaluation saw its first batches only: their rows are repeated.
-    """
+    """The loop's output with a row for each of the data set's, as what follows may count them. The evaluation
+    saw its first batches only: their rows are repeated."""
     rows = len(loader.dataset) if isinstance(loader.dataset, Sized) else 0
     row_count = _rows(output.predictions)
     if not 0 < row_count < rows:
@@ -148,10 +146,8 @@ def _rows(value: Any) -> int:
 
 
 def callbacks(context: Context, module: ModuleType) -> None:
-    """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end.
-
-    Its batch is noted where training begins: a model may be given more rows (the two answers of a DPO pair).
-    """
+    """When enough steps were seen the Trainer is told to evaluate, save (as its settings say) and end. Its
+    batch is noted where training begins: a model may be given more rows (the two answers of a DPO pair)."""
     phases = context.phases
     cls = module.DefaultFlowCallback
     original, began = cls.on_step_end, cls.on_train_begin
