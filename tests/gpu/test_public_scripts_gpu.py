@@ -1,7 +1,7 @@
 """TRL's own scripts, unmodified, under ``zerokit launch`` and alone, on one GPU and on two.
 
 The launcher must report the very peak that the script's own process reads without it
-(``benchmarks.script_peaks``), and what a script saves must load again. A quarter of an hour on one GPU:
+(``tests.support.script_peaks``), and what a script saves must load again. A quarter of an hour on one GPU:
 
     python -m pytest -m gpu tests/gpu/test_public_scripts_gpu.py
 """
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 for package in ("deepspeed", "trl", "datasets", "transformers"):
     needs(package)
 
-from benchmarks.script_peaks import CASES, SHAPE, Case, make_inputs, measure  # noqa: E402
+from tests.support.script_peaks import CASES, SHAPE, Case, make_inputs, measure  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
