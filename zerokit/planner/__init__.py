@@ -129,7 +129,7 @@ def plan(
         parameters=request.shape.parameters,
         script_words=before.words if before is not None else (),
         trainer_file=file,
-        below=page_below,
+        _below=page_below,
     )
     if against is not None or file is not None:
         from zerokit.planner.against import compared

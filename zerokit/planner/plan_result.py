@@ -85,7 +85,6 @@ class PlanResult(Document):
         against: what the user runs today beside it; None: nothing was named, or it is not modelled.
         to_fix: the error of the script or its arguments that ended its rehearsal and will end a run, with its
             location; None: there is none.
-        below: what a notebook shows under the table: the page, whose file imports this one.
     """
 
     request: Mapping[str, Any]
@@ -102,7 +101,8 @@ class PlanResult(Document):
     trainer_file: TrainerFile | None = None
     against: Against | None = None
     to_fix: str | None = None
-    below: Callable[[PlanResult], str] = field(default=lambda _: "", compare=False, repr=False)
+    _below: Callable[[PlanResult], str] = field(default=lambda _: "", compare=False, repr=False)
+    """What a notebook shows under the table: the page, whose file imports this one."""
 
     def _planned(self, candidate: Candidate) -> PlannedStrategy:
         return PlannedStrategy(
@@ -148,7 +148,7 @@ class PlanResult(Document):
         ))  # fmt: skip
 
     def _repr_html_(self) -> str:
-        return html_facts(self.chosen, self.model_name) + self.below(self)
+        return html_facts(self.chosen, self.model_name) + self._below(self)
 
     def write(self, folder: str | Path, say: Say | None = None) -> dict[str, str]:
         """Write ``ds_config.json``, ``accelerate.yaml``, ``plan.yaml`` and variants; returns kind → path.

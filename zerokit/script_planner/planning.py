@@ -383,7 +383,7 @@ class ScriptPlanning:
             script=self.search.profile,
             rehearsals=tuple(self.search.records),
             added_arguments=self._script.additions(PlannedValues.of(plan.chosen.strategy)),
-            below=page_below,
+            _below=page_below,
         )
 
     def _model_name(self, read: ResolvedRequest) -> str:
