@@ -391,6 +391,13 @@ made before the run.
 
 {own}
 
+Ask zerokit of one of the bare runs, `llama3.2-1b.w1.z2.b2.s2048.ck`:
+
+```sh
+zerokit estimate --model llama-3.2-1b --gpus 1 --gpu h200 --zero 2 --micro-batch 2 --seq-len 2048 \
+  --checkpointing full
+```
+
 ## The formulas
 
 | | source | what it adds up | what it does not claim |

@@ -85,6 +85,8 @@ NOT_RUN = {
     "--data my.txt --output_dir out": ("rehearses an 8B model, for minutes", FROZEN_BASE),
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True": ("the dry run of full-8b.md prints it", None),
     "hf download Qwen/Qwen2.5-1.5B --exclude '*.safetensors'": ("downloads", None),
+    "zerokit gpus --update-prices": ("downloads", "tests/unit/catalog/test_prices.py"),
+    "zerokit check --lsp": ("waits for an editor", "tests/unit/planner/test_language_server.py"),
     "python -c \"from datasets import load_dataset; load_dataset('trl-lib/ultrafeedback_binarized')\"": (
         "downloads",
         None,
@@ -128,7 +130,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         "Written: back/",
     ),
     "docs/deepspeed-or-fsdp2.md": ("Next best", "Written: fsdp2/accelerate.yaml"),
-    "docs/guide/recipes.md": ("job.yaml: written",),
+    "docs/guide/recipes.md": tuple(
+        f"{name}: written" for name in ("job.yaml", "job.dstack.yml", "job.py", "driver.py")
+    ),
+    "docs/calculator.md": ("Fits: ",),
+    "docs/other-calculators.md": (r"peak 25\.4 GiB",),
     "docs/guide/fits-in.md": (
         r"complete .*-F \w+ zerokit",
         "#compdef zerokit",
