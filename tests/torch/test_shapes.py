@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -97,3 +99,37 @@ def test_remembered_results_are_those_of_fake_tensor_mode():
     assert not both.differ
     assert both.compared > 200
     assert both.remembered > 0.6 * both.compared
+
+
+def test_answers_are_passed_on_to_another_process(monkeypatch):
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    made = fake.fake_tensor_converter.from_real_tensor(fake, torch.ones(4, 6))
+    aten = torch.ops.aten
+    asked = [
+        (aten.add.Tensor, (made, 1.5), {}),
+        (aten.view.default, (made, [6, 4]), {}),
+        (aten.split.Tensor, (made, 2), {}),
+        (aten._to_copy.default, (made,), {"dtype": torch.bfloat16, "memory_format": torch.preserve_format}),
+        (aten.mm.default, (made, aten.t.default(made)), {}),
+    ]
+    first, second = Shapes(fake), Shapes(fake)
+    expected = [
+        _facts(first.dispatch(func, (), args, kwargs), (args, kwargs)) for func, args, kwargs in asked
+    ]
+    second.learn(first.news())
+    monkeypatch.setattr(fake, "dispatch", None)
+    answers = [
+        _facts(second.dispatch(func, (), args, kwargs), (args, kwargs)) for func, args, kwargs in asked
+    ]
+    assert answers == expected
+
+
+def test_what_another_process_passes_on_is_not_executed(tmp_path):
+    class Opened:
+        def __reduce__(self):
+            return open, (str(tmp_path / "opened"), "w")
+
+    shapes = Shapes(FakeTensorMode())
+    for news in (pickle.dumps(Opened()), pickle.dumps([pickle.dumps(Opened())]), b"no pickle"):
+        shapes.learn(news)
+    assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from zerokit.rehearsal import wire
 from zerokit.rehearsal.order import Order, Script, reads_log
@@ -44,6 +44,7 @@ _OURS = (
     "zerokit.timing.recorded_step",
 )
 """Modules of ours that each rehearsal needs in the end."""
+_MOST_SHAPES_BYTES = 16 << 20
 _TABLES = {"transformers.conversion_mapping": "get_checkpoint_conversion_mapping"}
 """What makes a table of a library's, by its module: with thousands of patterns, whatever is asked of it."""
 
@@ -118,6 +119,7 @@ class Zygote:
         if self._nest is None or self._broken or self._rehearsed.why_not or not is_like:
             return {"taken": False, "reads": []}
         os.chdir(cwd)
+        self._rehearsed.machine.shapes.forget()  # that script may have operators of its own
         self._nest.folder, self._script = Path(cwd), script
         return {"taken": True, "reads": sorted(self._read_for_all)}
 
@@ -196,14 +198,18 @@ class Zygote:
                 return {"stale": "flash-attn"}
             if (why := self._unlike(order.environment)) is not None:
                 return {"unlike": why}
-        with tempfile.TemporaryFile(dir=self._script.folder) as report:
+        folder = self._script.folder
+        with tempfile.TemporaryFile(dir=folder) as report, tempfile.TemporaryFile(dir=folder) as shapes:
             child = self._fork(order, files[0])
             if not child:
                 learns = None if told["alone"] else not told["imports"]
-                self._run(replace(order, progress_fd=files[1]), report.fileno(), learns)
+                self._run(replace(order, progress_fd=files[1]), report.fileno(), shapes, learns)
             code = self._wait(child)
             report.seek(0)
             said = report.read()
+            if 0 < shapes.seek(0, os.SEEK_END) <= _MOST_SHAPES_BYTES:
+                shapes.seek(0)
+                self._rehearsed.machine.shapes.learn(shapes.read())
         return None if code is None else {"code": code, **(json.loads(said) if said else {})}
 
     def _fork(self, order: Order, output: int) -> int:
@@ -233,9 +239,9 @@ class Zygote:
                 os.waitpid(child, 0)
                 return None
 
-    def _run(self, order: Order, report: int, learns: bool | None) -> NoReturn:
-        """In a fork: become the order's process, run it, and end; ``learns``: as :class:`Watch` does, None:
-        nobody watches it."""
+    def _run(self, order: Order, report: int, shapes: IO[bytes], learns: bool | None) -> NoReturn:
+        """In a fork: become the order's process, run it, and end; ``shapes``: for what operators made of
+        which arguments; ``learns``: as :class:`Watch` does, None: nobody watches it."""
         code = 1
         try:
             os.chdir(order.cwd)
@@ -255,6 +261,9 @@ class Zygote:
                 self._rehearsed.run(order, self._no_namespaces, trains)
                 if trains is not None:  # it may have ended before: for what it found imported, perhaps
                     trains()
+                if self._rehearsed.why_not is None:
+                    shapes.write(self._rehearsed.machine.shapes.news())
+                    shapes.flush()
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -8,6 +8,9 @@ or views or is one of the arguments.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +85,7 @@ class Shapes:
         self._fake = fake
         self._answers: dict[Any, tuple[type | None, tuple[_Part, ...], Any]] = {}
         self._states: dict[torch.device, dict[str, Any] | None] = {}
+        self._learned = 0
 
     def dispatch(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -105,6 +109,35 @@ class Shapes:
         several, parts, _ = answer
         made = [part.make(tensors) for part in parts]
         return several(made) if several is not None else made[0]
+
+    def news(self) -> bytes:
+        """The answers since :meth:`learn`, for another process that was forked from the same one."""
+        packed = []
+        for key, (several, parts, func) in list(self._answers.items())[self._learned :]:
+            with contextlib.suppress(pickle.PicklingError):  # a value that stays here
+                file = io.BytesIO()
+                _Packer(file, self._fake).dump((str(func), key[1:], several, parts))
+                packed.append(file.getvalue())
+        return pickle.dumps(packed)
+
+    def learn(self, news: bytes) -> None:
+        """Take another process's answers. It is not trusted: no function is called to read them."""
+        with contextlib.suppress(Exception):
+            for packed in _Unpacker(io.BytesIO(news), self._fake).load():
+                name, key, several, parts = _Unpacker(io.BytesIO(packed), self._fake).load()
+                _, packet, overload = name.split(".")
+                func = getattr(getattr(_aten, packet), overload)
+                asked = (id(func), *key)
+                self._answers[asked] = several, parts, func
+                for part in parts:
+                    if part.state is not None:
+                        self._states.setdefault(part.device, part.state)
+        self._learned = len(self._answers)
+
+    def forget(self) -> None:
+        """Know nothing of what was asked before."""
+        self._answers.clear()
+        self._learned = 0
 
     def _key(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
@@ -165,7 +198,7 @@ class Shapes:
         except _NotKept:
             return
         if len(self._answers) >= _MOST_ANSWERS:
-            self._answers.clear()
+            self.forget()
         self._answers[key] = several, tuple(parts), func  # which keeps its identity
 
     def _part(self, one: Any, tensors: list[torch.Tensor], storages: list[int]) -> _Part:
@@ -201,6 +234,51 @@ class Shapes:
         storages.append(storage._cdata)
         self._states.setdefault(one.fake_device, part.state)
         return part
+
+
+_TYPES = (bool, int, float, str, list, tuple, type(None), torch.Size, torch.dtype, torch.device, torch.layout,
+          torch.memory_format)  # fmt: skip
+_NAMED: dict[str, Any] = {f"type {one.__name__}": one for one in _TYPES}
+_NAMED |= {
+    name: one for name, one in vars(torch).items()
+    if isinstance(one, torch.dtype | torch.layout | torch.memory_format)
+}  # fmt: skip
+_NAMES = {id(one): name for name, one in _NAMED.items()}
+_FAKE = "the mode"
+_MADE = (torch.Size, torch.device, _Part)
+"""Whose objects are written, beside plain values."""
+
+
+class _Packer(pickle.Pickler):
+    """Writes numbers, texts, sizes, devices, and names of what every process has."""
+
+    def __init__(self, file: io.BytesIO, fake: FakeTensorMode) -> None:
+        super().__init__(file)
+        self._fake = fake
+
+    def persistent_id(self, value: Any) -> str | None:
+        return _FAKE if value is self._fake else _NAMES.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) in _MADE or value is _Part:
+            return NotImplemented
+        raise pickle.PicklingError(f"{type(value)} stays here")
+
+
+class _Unpacker(pickle.Unpickler):
+    """Reads what :class:`_Packer` writes."""
+
+    def __init__(self, file: io.BytesIO, fake: FakeTensorMode) -> None:
+        super().__init__(file)
+        self._fake = fake
+
+    def persistent_load(self, name: Any) -> Any:
+        return self._fake if name == _FAKE else _NAMED[name]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_Part.__module__, _Part.__name__):
+            return _Part
+        raise pickle.UnpicklingError(f"{module}.{name} is not read")
 
 
 _ALIKE = ("is_conj", "is_neg", "stride", "storage_offset")
