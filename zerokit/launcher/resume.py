@@ -84,10 +84,18 @@ def plan_for_ranks(
             f"was changed after the plan was made, for {counted(plan.world_size, 'rank')}: plan again for "
             f"⟨gpus⟩ {ranks}, with ⟨global_batch⟩ {global_batch(plan.chosen)}",
         )
-    chosen = plan.chosen
+    chosen, batch = plan.chosen, global_batch(plan.chosen)
+    shared = plan.world_size // chosen["data_parallel"]  # ranks that train on the same sequences
+    if batch * shared % ranks:
+        able = [number for number in range(shared, batch * shared + 1, shared) if not batch * shared % number]
+        near = [*[one for one in able if one < ranks][-1:], *[one for one in able if one > ranks][:1]]
+        raise InputError(
+            f"⟨gpus⟩ {ranks}: a run goes on with the global batch that it had, and {batch} cannot be divided "
+            f"evenly over so many; use ⟨gpus⟩ {' or '.join(map(str, near))}"
+        )
     kept = {
         "gpus": ranks,
-        "global-batch": global_batch(chosen),
+        "global-batch": batch,
         "checkpointing": chosen.get("activation_checkpointing"),
         "precision": chosen["precision"],
         "zero": chosen.get("zero_stage"),

@@ -79,6 +79,10 @@ def test_the_plan_is_made_again_with_the_same_global_batch(tmp_path: Path) -> No
     kept = {"gpus": "2", "global_batch": "8", "zero": "2", "precision": "bf16"}
     assert kept.items() <= asked[1].items()
     assert "gradient accumulation 4, global batch 8 as before" in said[0]
+    with pytest.raises(InputError, match=r"8 cannot be divided evenly over so many; use gpus 2 or 4"):
+        plan_for_ranks(folder, 3, plan_into, said.append)
+    with pytest.raises(InputError, match=r"use gpus 8$"):
+        plan_for_ranks(folder, 16, plan_into, said.append)
     (tmp_path / "plan" / "ds_config.json").write_text("{}")
     with pytest.raises(InputError, match="was changed after the plan was made"):
         plan_for_ranks(folder, 2, plan_into, said.append)
