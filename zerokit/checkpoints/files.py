@@ -57,9 +57,11 @@ def zero_files(checkpoint: Path) -> ZeroFiles | None:
         return None
     folders = sorted({path.parent for path, _ in found})
     if len(folders) > 1:
-        names = ", ".join(folder.name for folder in folders)
+        named = [folder if folder.parent == checkpoint else folder.parent for folder in folders]
+        first = ", ".join(map(str, named[:3]))  # the configuration lies beside a Trainer's
         raise InputError(
-            f"{checkpoint} holds {len(folders)} folders of ZeRO's files ({names}), and one can be converted"
+            f"{checkpoint} holds {len(folders)} folders of ZeRO's files: name one ({first}"
+            f"{', …' if len(named) > 3 else ''})"
         )
     folder, numbers = folders[0], sorted({int(match["rank"]) for _, match in found})
     ranks = len(numbers)

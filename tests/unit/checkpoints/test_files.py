@@ -59,8 +59,14 @@ def test_missing_ranks_and_several_engines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the last is of rank 2"):
         zero_files(tmp_path / "c")
     write_zero(tmp_path / "c" / "pytorch_model_1", 3)
-    with pytest.raises(InputError, match=r"2 folders .*\(pytorch_model, pytorch_model_1\)"):
+    with pytest.raises(
+        InputError, match=r"2 folders .*: name one \(\S+/pytorch_model, \S+/pytorch_model_1\)$"
+    ):
         zero_files(tmp_path / "c")
+    for step in ("1", "2", "3", "4"):
+        write_zero(tmp_path / "out" / f"checkpoint-{step}" / f"global_step{step}", 1)
+    with pytest.raises(InputError, match=r"4 folders .* \(\S+-1, \S+-2, \S+/checkpoint-3, …\)$"):
+        zero_files(tmp_path / "out")
 
 
 def test_fsdps_weights_lie_in_a_folder(tmp_path: Path) -> None:
