@@ -59,7 +59,7 @@ def asked(row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-TOLD = ("asked", "not_modelled", "zerokit", "refused")
+_TOLD = ("asked", "not_modelled", "zerokit", "refused")
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
     known = rows(ROWS)
     for number, row in enumerate(known):
         if not sys.argv[1:] or row["name"] in sys.argv[1:]:
-            kept = {key: value for key, value in row.items() if key not in TOLD}
+            kept = {key: value for key, value in row.items() if key not in _TOLD}
             known[number] = row = {**kept, **asked(row)}
             error = f"{row['zerokit'] / row['measured'] - 1:+.3%}" if "zerokit" in row else row["refused"]
             print(f"{row['name']:<40} {error}", flush=True)
