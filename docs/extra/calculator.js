@@ -67,10 +67,10 @@ const frontier = (facts) => {
     const values = plans.map(value);
     return low + ((value(plan) - Math.min(...values)) / (Math.max(...values) - Math.min(...values) || 1)) * (high - low);
   };
-  const point = (plan) => [place(plan, time, 70, 590), place(plan, size, 175, 35)];
+  const point = (plan) => [place(plan, time, 70, 590), place(plan, size, 175, 50)];
   const drawn = element("svg", { viewBox: "0 0 640 220", role: "img", "aria-label": `Memory against time of ${plans.length} plans, listed below` });
   drawn.append(element("line", { x1: 40, y1: 190, x2: 620, y2: 190 }), element("line", { x1: 40, y1: 10, x2: 40, y2: 190 }));
-  drawn.append(element("text", { x: 330, y: 214, "text-anchor": "middle" }, "seconds a step"), element("text", { x: 46, y: 20 }, "memory"));
+  drawn.append(element("text", { x: 330, y: 214, "text-anchor": "middle" }, "seconds a step"), element("text", { x: 46, y: 14 }, "memory"));
   drawn.append(element("polyline", { points: best.map((plan) => point(plan).join()).join(" ") }));
   plans.forEach((plan, at) => {
     const [x, y] = point(plan);
