@@ -155,7 +155,8 @@ class _Kept:
         wanted = sorted({*records, *_unseen(self.request, records)})
         if len(wanted) > _MOST_PATHS:
             return
-        reads = [(kind, path, _state(kind, path)) for kind, path in wanted if not self._is_no_file(path)]
+        states = [(kind, path, _known_state(kind, path)) for kind, path in wanted]
+        reads = [one for one in states if one[2] is not None or not self._is_no_file(one[1])]
         if any(_changed_at(kind, path) >= began_ns for kind, path, state in reads if state is not None):
             return
         paths = "\n".join(path for _, path, _ in reads if not _is_library(path))
@@ -254,9 +255,11 @@ _library_states: dict[tuple[str, str], Any] = {}
 _looked_at = 0.0
 
 
-def _library_state(kind: str, path: str) -> Any:
-    """As :func:`_state`; a plan asks for thousands, once for each rehearsal."""
+def _known_state(kind: str, path: str) -> Any:
+    """As :func:`_state`; a plan asks for thousands of libraries, once for each rehearsal."""
     global _looked_at
+    if not _is_library(path):
+        return _state(kind, path)
     if time.monotonic() - _looked_at > _SECONDS:
         _looked_at = time.monotonic()
         _library_states.clear()
@@ -297,14 +300,12 @@ def _state(kind: str, path: str) -> Any:
 
 def _is_same(kind: str, path: str, state: Any) -> bool:
     """Whether a path is as it was."""
-    if _is_library(path):
-        return bool(_library_state(kind, path) == state)
-    if kind == READ_FILE and isinstance(state, list):
+    if kind == READ_FILE and isinstance(state, list) and not _is_library(path):
         status = _status(path)
         if status is None or status.st_size != state[0] or not stat.S_ISREG(status.st_mode):
             return False
         return status.st_mtime_ns == state[1] or (state[2] is not None and _state(kind, path)[2] == state[2])
-    return bool(_state(kind, path) == state)
+    return bool(_known_state(kind, path) == state)
 
 
 def _size_and_time(path: str) -> tuple[int, ...]:

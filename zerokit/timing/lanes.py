@@ -113,9 +113,10 @@ class Lanes:
         if kind == operators.COLLECTIVE:
             self.carry(event, self.reach(event))
             return
-        self._issue(event)
+        priced = self._price(event)
+        self._issue(event, priced)
         if kind == operators.KERNEL:
-            self._run(event)
+            self._run(event, priced)
         elif kind in _OF_THE_HOST:
             pass
         elif kind in _COPIES:
@@ -142,8 +143,8 @@ class Lanes:
             self._priced[id(event)] = priced
         return priced
 
-    def _issue(self, event: IssuedOperator) -> None:
-        took = self._price(event)[0]
+    def _issue(self, event: IssuedOperator, priced: _Priced) -> None:
+        took = priced[0]
         if event.kind == operators.CPU_ADAM:
             adam = self._prices.cpu_adam(event)
             self._adam += adam
@@ -171,8 +172,8 @@ class Lanes:
     def _hold(self, stream: int, until: float) -> None:
         self._streams[stream] = max(self._streams[stream], until)
 
-    def _run(self, event: IssuedOperator) -> None:
-        _, took, kind, _ = self._price(event)
+    def _run(self, event: IssuedOperator, priced: _Priced) -> None:
+        _, took, kind, _ = priced
         streams, kernels, stream = self._streams, self._kernels, event.stream
         begin, free = self.host + ARRIVAL_SECONDS, streams[stream]
         if free > begin:
@@ -206,7 +207,7 @@ class Lanes:
 
     def reach(self, event: IssuedOperator) -> float:
         """The host issues a collective or a message: when it could begin, were it for this rank alone."""
-        self._issue(event)
+        self._issue(event, self._price(event))
         return max(self._links[lane_of(event)], self._streams[event.stream], self.host + ARRIVAL_SECONDS)
 
     def carry(self, event: IssuedOperator, begin: float) -> None:
