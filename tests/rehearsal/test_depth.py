@@ -165,6 +165,10 @@ def test_few_layers_tell_of_adapters_in_16_bits(tmp_path: Path) -> None:
     assert (few["depth"], whole["depth"]) == ({"layers": [3, 6], "of": 24}, "whole")
     told, seen = (body["ranks"][0]["peak_allocated_bytes"] for body in (few, whole))
     assert abs(told / seen - 1) < 0.0005
+    assert abs(few["min_vram_bytes"] / whole["min_vram_bytes"] - 1) < 0.01
+    for share, depth in ((0.08, few["depth"]), (0.02, "whole")):  # by so much it lacks memory of a card
+        card = f"{int(few['min_vram_bytes'] / (1 + share)) >> 20} MiB"
+        assert rehearsed(tmp_path, config, *words, gpus=8, vram=card)["depth"] == depth
 
 
 @pytest.mark.slow
