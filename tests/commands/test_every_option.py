@@ -49,6 +49,7 @@ EFFECTS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "--loss": (ONE, "chunked"),
     # refused in closed form; tests/torch/test_offloaded_activations.py has its effect
     "--offload-activations": (("--params", "1b", "--gpus", "8", "--gpu", "h200"), None),
+    "--padding": (ONE, None),
     "--quant": (SERVED, "int4"),
     "--new-tokens": (SERVED, "2000"),
     # refused for a model of text; tests/torch/test_trace_images.py has their effects

@@ -28,9 +28,11 @@ ONE_OF_EACH = (
     "lf.dpo.full",
     "lf.kto.full",
     "lf.rm.full",
+    "ax.full.nock",
 )
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
-ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words."""
+ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words;
+embeddings and norms in fp32 beside layers in bf16, padded batches."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
        "lf.dft": 0.009}  # fmt: skip
 """Packed rows are not all full; answers of preferences begin behind a prompt; the loss of ``use_dft_loss`` is
@@ -45,6 +47,8 @@ SHOWN = (
     "lf.simpo.lora.nock", "lf.orpo.full", "lf.dpo.ddp.full.nock", "lf.dpo.lora.b2", "lf.kto.lora",
     "lf.kto.full", "lf.kto.ds2", "lf.kto.ds3.full", "lf.kto.ddp.full.nock", "lf.rm.lora", "lf.rm.lora.nock",
     "lf.rm.full", "lf.rm.full.pure", "lf.rm.ds2", "lf.rm.u.full", "lf.rm.u.ds2", "lf.rm.ddp.lora",
+    "ax.full", "ax.full.adam8", "ax.full.adamwtorch", "ax.full.nock", "ax.full.packing", "ax.full.fp32",
+    "ax.lora.int8", "ax.lora.drop0.nokernel",
     "lf.ev.lora", "lf.ev.full", "sw.ev.lora", "sw.ev.full", "ax.ev.lora", "rw.full",
     "rw.lora", "rw.z2", "rw.z3", "rw.ddp", "rw.qlora", "kt.full", "kt.lora",
 )  # fmt: skip

@@ -94,6 +94,11 @@ class DdpSettings(TrainingSettings):
         return self.adapter_bytes > self.weight_bytes
 
     @property
+    def mixes_dtypes(self) -> bool:
+        """True of weights in 16 bits."""
+        return self.weight_bytes == 2
+
+    @property
     def has_own_linear(self) -> bool:
         """False: modules stay torch's."""
         return False

@@ -78,7 +78,7 @@ class Job:
         global_batch: sequences per optimizer step over all GPUs; ``None``: the planner chooses.
         method: ``full`` fine-tuning, ``lora``, or ``qlora`` (base weights in NF4).
         attention: the Transformers attention implementation.
-        attention_mask_given: whether batches carry an attention mask with padding.
+        attention_mask_given: whether batches carry an attention mask with padding, which attention takes.
         optimizer: DeepSpeed optimizer type.
         optimizer_groups: of its groups of parameters all but the first: patterns of their names.
         torch_adam: where the script makes it, AdamW steps lists of tensors and is not fused.
@@ -138,6 +138,12 @@ class Job:
     def has_narrow_adapters(self, settings: TrainingSettings) -> bool:
         """Whether its trainer keeps adapters under ZeRO-3 in the training dtype."""
         return settings.zero_stage == 3 and self.method == "lora" and self.defaults.narrow_adapters
+
+    def has_wide_ends(self, settings: TrainingSettings) -> bool:
+        """Whether its trainer has norms, embeddings and head in fp32 beside layers in 16 bits."""
+        fused = self.attention == "flash_attention_2" or self.loss == "cut"
+        kept = self.method == "full" and settings.mixes_dtypes and not fused
+        return kept and self.defaults.wide_ends
 
     @property
     def kbit_prepared(self) -> bool:

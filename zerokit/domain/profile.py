@@ -43,6 +43,7 @@ class Variant:
         images: of each sequence, for a model with a vision tower.
         narrow_adapters: ZeRO-3's adapters are in the training dtype, not in fp32.
         wide_adapters: those of training without an engine are in fp32, not in the dtype of the weights.
+        wide_ends: norms, embeddings and head are in fp32, layers in ``precision``.
         dropout: wide adapters, or any under autocast, drop some of their input; of others that is added to
             a trace without (``zerokit.memory.adapter_dropout``).
     """
@@ -66,6 +67,7 @@ class Variant:
     narrow_adapters: bool = False
     wide_adapters: bool = False
     dropout: bool = False
+    wide_ends: bool = False
 
     @staticmethod
     def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
@@ -98,6 +100,7 @@ class Variant:
             offloaded=job.offload_activations,
             narrow_adapters=job.has_narrow_adapters(settings),
             wide_adapters=wide,
+            wide_ends=job.has_wide_ends(settings),
             dropout=lora is not None
             and lora.dropout > 0
             and (wide or (settings.autocasts and settings.zero_stage is None)),
@@ -123,6 +126,8 @@ class Variant:
             parts.append("wide" + "-dropout" * self.dropout)
         elif self.dropout:
             parts.append("dropout")
+        if self.wide_ends:
+            parts.append("wide-ends")
         if self.phase != "train":
             parts.append(self.phase)
         if self.images is not None:
@@ -151,6 +156,7 @@ class Variant:
             "base weights in 4 bits": self.quantized,
             "autocast": self.autocast,
             "adapters in fp32": self.wide_adapters,
+            "norms, embeddings and head in fp32": self.wide_ends,
             "dropout of adapters": self.dropout,
             "with images": self.images is not None,
             f"weights in {self.quantization}": self.quantization != "none",

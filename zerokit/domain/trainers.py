@@ -35,6 +35,8 @@ class Trainer:
             under ZeRO-3, which stay in the training dtype there (``autocast_adapter_dtype=False``).
         autocasts: whether, without an engine, Accelerate runs its forward under autocast in 16 bits.
         loads_wide: methods whose weights are in fp32 then, where nobody says; of others they are in 16 bits.
+        wide_ends: whether norms, gates of experts, embeddings and head are in fp32 where all weights are
+            trained in 16 bits, for no fused attention and no fused loss that takes them in 16.
         narrow_on_packed: whether adapters on quantised weights are in bf16, not in fp32.
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
@@ -64,6 +66,7 @@ class Trainer:
     narrow_adapters: bool = False
     autocasts: bool = True
     loads_wide: tuple[str, ...] = ()
+    wide_ends: bool = False
     narrow_on_packed: bool = False
     disables_dropout: bool = False
     sequences: int = 1
@@ -276,6 +279,7 @@ TRAINERS: Mapping[str, Trainer] = {
         looks_for_unused=False,
         lora_dropout=0.0,
         kbit_prepared=True,
+        wide_ends=True,
         reentrant=True,
         older_deepspeed=True,
         packages=("axolotl",),
@@ -295,6 +299,7 @@ TRAINERS: Mapping[str, Trainer] = {
             "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
             "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
             "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
+            "wide_ends": "axolotl/loaders/model.py:435 (0.19), _configure_embedding_dtypes",
             "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
             "older_deepspeed": "pyproject.toml, deepspeed>=0.18.6,<0.19.0",
             "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",

@@ -114,6 +114,12 @@ class TrainingSettings(ABC):
         return False
 
     @property
+    def mixes_dtypes(self) -> bool:
+        """Whether weights in 16 bits may lie beside others in fp32: the engine leaves each as it was
+        loaded."""
+        return False
+
+    @property
     @abstractmethod
     def has_own_linear(self) -> bool:
         """Whether the engine puts a linear function in the place of torch's, which keeps its input for

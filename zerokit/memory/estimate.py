@@ -233,6 +233,9 @@ def replayed(job: Job, strategy: Strategy) -> bool:
     return not not_replayed(job, strategy)
 
 
+UNPADDED = Note("unpadded-counted", "batches are counted without padding, whose attention keeps more")
+
+
 def not_replayed(job: Job, strategy: Strategy) -> str:
     """What of this training the replay of its engine does not know; empty: it knows all."""
     return engine_of(strategy.settings).not_replayed(job, strategy)
@@ -247,7 +250,7 @@ def usable_trace(
     tokens, batch = tokens_of_a_rank(job, strategy), sequences_of_a_rank(job, strategy)
     variant, ranks = Variant.of(job, strategy), None
     trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
-    casts = variant.precision == "32" or variant.wide_adapters or profile.has_layer_norms
+    casts = variant.precision == "32" or variant.wide_adapters or variant.wide_ends or profile.has_layer_norms
     if trace is None and variant.autocast and not casts and profile.head == "causal":
         variant = replace(variant, autocast=False, dropout=False)
         trace = profile.trace(variant, tokens, batch)
@@ -256,6 +259,9 @@ def usable_trace(
         trace = profile.trace(variant, tokens, batch)
     if trace is None and variant.checkpointing == "reentrant":
         variant = replace(variant, checkpointing="full")
+        trace = profile.trace(variant, tokens, batch)
+    if trace is None and variant.padding:
+        variant = replace(variant, padding=False)
         trace = profile.trace(variant, tokens, batch)
     if trace is None and lora is not None and lora.rank <= 4 * CATALOGUE_LORA_RANK:
         variant, ranks = replace(variant, lora_rank=CATALOGUE_LORA_RANK), (CATALOGUE_LORA_RANK, lora.rank)
@@ -414,6 +420,8 @@ def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note
             "Trainer's is; one that is made without has them in 16 bits, and keeps less"
         )
         notes.append(Note("adapters-under-zero-init", text))
+    if wanted.padding and not variant.padding:
+        notes.append(UNPADDED)
     if wanted.checkpointing != variant.checkpointing:
         text = "checkpointing is counted as not reentrant, where its trainer's is"
         notes.append(Note("not-reentrant-counted", text))

@@ -16,9 +16,9 @@ Options = Mapping[str, Any]
 _STAGE_3_SIZES = ("prefetch_bucket", "persistence", "sub_group")
 _BUCKETS = ("reduce_bucket", "overlap_comm")
 _OF_TRAINING = (
-    "optimizer", "loss", "offload_activations", "gradient_accumulation", "eval_batch", "checkpointing",
-    "reentrant", "reduce_bucket", "overlap_comm", "set", "sub_group", "offload_optimizer", "pp", "sp", "cp",
-    "pipeline_module", "all_gpus",
+    "optimizer", "loss", "padding", "offload_activations", "gradient_accumulation", "eval_batch",
+    "checkpointing", "reentrant", "reduce_bucket", "overlap_comm", "set", "sub_group", "offload_optimizer",
+    "pp", "sp", "cp", "pipeline_module", "all_gpus",
 )  # fmt: skip
 _ZERO = "zero_optimization"
 IN_FILE: Mapping[str, tuple[str, ...]] = {

@@ -27,6 +27,7 @@ from zerokit.fields import silent as silent
 from zerokit.memory.closed_form import estimate_analytic
 from zerokit.memory.components import Component, LazyMapping
 from zerokit.memory.estimate import (
+    UNPADDED,
     covers,
     estimate_traced,
     host_bytes_per_node,
@@ -325,6 +326,7 @@ class Model(MemoryModel):
         estimate = estimate_analytic(self.source.shape, job, strategy, cluster)
         useless = () if _can_be_traced(job, strategy) else (TO_TRACE,)
         notes = tuple(note for note in dict.fromkeys(self.source.notes.values()) if note not in useless)
+        notes += (UNPADDED,) * job.attention_mask_given
         return replace(estimate, assumptions=(*estimate.assumptions, *notes)) if notes else estimate
 
     def least_vram_bytes(self, job: Job, strategy: Strategy, cluster: Cluster) -> int:

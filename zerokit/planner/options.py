@@ -122,6 +122,8 @@ class PlanOptions(TypedDict, total=False):
     loss: Annotated[Literal["standard", "chunked", "liger", "cut"] | None, Option("Job")]
     """Cross-entropy: the model's own, TRL's chunked, Liger's fused, cut-cross-entropy. [default:
     standard]"""
+    padding: Annotated[bool, Option("Job")]
+    """Batches are padded: attention gets a mask, and keeps grouped keys and values once a head."""
     quant: Annotated[Literal["none", "int8", "int4"] | None, Option("Job")]
     """Quantised weights when serving; int8 also of the base under LoRA."""
     new_tokens: Annotated[Whole, Option("Job", "N", parse_positive_int)]

@@ -297,6 +297,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
         optimizer=optimizer,
         torch_adam=options.get("optimizer") == TORCH_ADAMW,
         attention=attention,
+        attention_mask_given=bool(options.get("padding")) and attention != "flash_attention_2",
         loss=loss,
         keeps_recomputed=versions.keeps_recomputed(row.older_deepspeed),
         use_reentrant_checkpointing={"on": True, "off": False}.get(choice(options, "reentrant") or ""),

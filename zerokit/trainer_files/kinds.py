@@ -208,17 +208,14 @@ def _axolotl(says: Says) -> None:
         says.leave_out("activation_offloading", "what it keeps is counted on the GPU")
     _take_loss(says)
     take_axolotls_engine(says)
-    is_flash = says.options.get("attention") not in (None, "sdpa", "eager")
-    is_fp32 = says.options.get("precision") == "fp32"
-    if not (adapter or is_flash or is_fp32 or says.options.get("loss") == "cut" or says.engine):
-        # _configure_embedding_dtypes, loaders/model.py:435
-        says.leave_out("attn_implementation", "norms, embeddings and head are trained in fp32 beside sdpa")
     for key in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "context_parallel_size",
                 "sequence_parallel_degree", "expert_parallel_size"):  # fmt: skip
         if (says(key) or 1) > 1:
             says.leave_out(key, "one division of the model over all GPUs is counted")
     take_evaluation(says, "micro_batch_size", "eval_batch_size", "val_set_size", "test_datasets")
-    says("pad_to_sequence_len"), says("sample_packing"), says("eval_sample_packing"), says("model_type")
+    if says.is_on("pad_to_sequence_len") and not says.is_on("sample_packing"):
+        says.take("padding", "pad_to_sequence_len", True)
+    says("sample_packing"), says("eval_sample_packing"), says("model_type")
 
 
 def take_axolotls_engine(says: Says) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import zerokit
 from tests.support.trainer_files import HANDBOOK, LLAMA_FACTORY, QLORA, SWIFT, written
@@ -198,13 +199,12 @@ def test_constants_of_4_bit_weights_that_are_not_the_default_are_named() -> None
     assert "8 bits" in read_trainer_file(written(packed + "false\n")).not_modelled["double_quantization"]
 
 
-def test_what_axolotl_trains_in_fp32_beside_sdpa_is_named() -> None:
-    text = "\n".join(
-        line for line in QLORA.splitlines() if not line.startswith(("adapter", "load_in", "lora"))
-    )
-    assert "attn_implementation" not in read_trainer_file(written(text), "axolotl").not_modelled
-    beside_sdpa = text.replace("flash_attention_2", "sdpa")
-    assert "fp32" in read_trainer_file(written(beside_sdpa), "axolotl").not_modelled["attn_implementation"]
+def test_batches_of_axolotl_are_padded_unless_they_are_packed() -> None:
+    for packed in (True, False):
+        text = yaml.safe_dump(
+            {**yaml.safe_load(QLORA), "pad_to_sequence_len": True, "sample_packing": packed}
+        )
+        assert ("padding" in read_trainer_file(written(text), "axolotl").options) is not packed
 
 
 def test_preferences_of_trl_are_told_by_their_arguments() -> None:

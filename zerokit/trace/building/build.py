@@ -272,6 +272,15 @@ def _quantise(model: torch.nn.Module, variant: Variant) -> dict[str, int]:
     return sizes
 
 
+def _widen_ends(model: Any) -> None:
+    """Have norms, gates of experts, embeddings and head in fp32, by the names of modules as axolotl finds
+    them (loaders/model.py:1153, ``_convert_embedding_modules_dtype``, 0.19)."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    for name, module in model.named_modules():
+        if "norm" in name or name.endswith(".gate") or any(module is end for end in ends):
+            module.to(torch.float32)
+
+
 def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -> BuiltModel:
     """Build the model on the meta device, with the variant's shards and adapters, and cut its layers.
 
@@ -312,6 +321,8 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
             model, variant.lora_rank, variant.lora_targets, None if wide else dtype, spared,
             dropout=_SOME_DROPOUT if variant.dropout else 0.0,
         )  # fmt: skip
+    if variant.wide_ends:
+        _widen_ends(model)
     packed = _quantise(model, variant)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
