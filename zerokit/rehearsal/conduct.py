@@ -51,7 +51,7 @@ def link_data_cache(cache: Path, folder: Path) -> None:
     """Make ``folder`` look like ``cache``, the user's prepared data sets, as far as that can be read.
 
     Every folder is a new one and every file a link: what is there is found, and what ``Dataset.map`` puts
-    beside it is gone with the temporary folder.
+    beside it is gone with the last of a script's rehearsals (:meth:`Zygote.keep_data`).
     """
     for source, folders, files in os.walk(cache):
         if Path(source) == cache:
