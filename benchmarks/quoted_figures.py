@@ -6,6 +6,7 @@ A function for each group of figures; ``benchmarks/quotes.py`` names the sentenc
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -397,12 +398,14 @@ def trainer_files() -> Figures:
     said = {row["name"]: row for row in rows(DATA / "trainer-files-predicted.jsonl")}
     was = {row["name"]: row["peak_allocated_bytes"] for row in rows(DATA / "trainer-files.jsonl")}
     errors = [abs(said[name]["expected"]["peak_allocated_bytes"] / peak - 1) for name, peak in was.items()]
-    factory = sum(row.get("trainer") == "llamafactory" for row in said.values())
-    words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    of = Counter(row.get("trainer", "trl") for row in said.values())
+    by_axolotl = [e for e, name in zip(errors, was, strict=True) if said[name].get("trainer") == "axolotl"]
+    others = [e for e, name in zip(errors, was, strict=True) if said[name].get("trainer") != "axolotl"]
+    back = sum(name.startswith("plan.") or bool(said[name].get("given_back")) for name in was)
     return {
-        "files": str(len(was)), "factory": str(factory), "trl": str(len(said) - factory),
-        "planned": words[sum(name.startswith("plan.") for name in was)],
-        "close": str(sum(error < 2e-3 for error in errors)), "worst": size(max(errors), 1),
+        **{trainer: str(count) for trainer, count in of.items()}, "planned": str(back),
+        "others": str(len(others)), "close": str(sum(error < 2e-3 for error in others)),
+        "worst": size(max(others), 1), "least": size(min(by_axolotl)), "most": size(max(by_axolotl)),
     }  # fmt: skip
 
 

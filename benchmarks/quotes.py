@@ -305,9 +305,10 @@ QUOTES: tuple[tuple[str, str, Callable[[], figures.Figures]], ...] = (
     ),
     (
         "docs/quickstart/axolotl-llama-factory.md",
-        "{trl} files for TRL and {factory} for LLaMA-Factory (its own examples with other rows), {planned} "
-        "of them given back by a plan. {close} of the {files} peaks were predicted within 0.2 %, all within "
-        "{worst} %",
+        "{trl} files for TRL, {llamafactory} for LLaMA-Factory, {swift} for ms-swift and {axolotl} for "
+        "axolotl (examples with other rows), {planned} of them given back by a plan. {close} of the {others} "
+        "peaks of the first three were predicted within 0.2 %, all within {worst} %; axolotl's were {least} "
+        "to {most} % off",
         figures.trainer_files,
     ),
     (

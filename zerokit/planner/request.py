@@ -385,8 +385,8 @@ def _refuse_quantization(options: Mapping[str, Any], quantization: str, method: 
         )
     return [
         "base weights in 8 bits as bitsandbytes keeps them (LLM.int8, threshold 6): columns with outliers, "
-        "which depend on the weights, are not counted (2.3 % of the peak where nearly every input of a layer"
-        "'s last product has one, measured on an H200); the step time is that of 16-bit weights"
+        "which depend on the weights, are not counted (2.3 and 5.5 % of two peaks on an H200, where nearly "
+        "every input of a layer's last product has one); the step time is that of 16-bit weights"
     ]
 
 
