@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.trainers import TRAINERS
+from zerokit.domain.trainers import NOT_FUSED, TRAINERS
 
 LIMIT = 0.02
 COMPARED = Path(__file__).with_name("compared.jsonl")
@@ -25,7 +25,8 @@ def error(row: dict[str, Any]) -> float:
 def said(row: dict[str, Any]) -> str:
     """What the answer says that it does not count of the cell's trainer and method; empty: nothing."""
     trainer = TRAINERS[row["trainer"].removesuffix("-sft")]
-    return "; ".join(trainer.notes(row["method"], experts=1))
+    unfused = (NOT_FUSED,) if trainer.fuses_adapters and row["id"].endswith("z3") else ()
+    return "; ".join((*trainer.notes(row["method"], experts=1), *unfused))
 
 
 def rows() -> list[dict[str, Any]]:

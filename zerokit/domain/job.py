@@ -146,6 +146,11 @@ class Job:
         return kept and self.defaults.wide_ends
 
     @property
+    def fuses_adapters(self) -> bool:
+        """Whether its trainer runs adapters in functions of its own, as axolotl not on weights in 8 bits."""
+        return self.defaults.fuses_adapters and self.method != "full" and self.quantization != "int8"
+
+    @property
     def kbit_prepared(self) -> bool:
         """Whether peft's ``prepare_model_for_kbit_training`` casts what is not quantised to fp32, before
         DeepSpeed casts it back."""

@@ -46,6 +46,8 @@ class Variant:
         wide_ends: norms, embeddings and head are in fp32, layers in ``precision``.
         dropout: wide adapters, or any under autocast, drop some of their input; of others that is added to
             a trace without (``zerokit.memory.adapter_dropout``).
+        fused_adapters: they run in axolotl's functions.
+        input_grads: what the embeddings give needs a gradient without checkpointing too.
     """
 
     attention: str = "sdpa"
@@ -68,6 +70,8 @@ class Variant:
     wide_adapters: bool = False
     dropout: bool = False
     wide_ends: bool = False
+    fused_adapters: bool = False
+    input_grads: bool = False
 
     @staticmethod
     def of(job: Job, strategy: Strategy, phase: str = "train") -> Variant:
@@ -87,6 +91,7 @@ class Variant:
         reentrant = strategy.checkpointing == "full" and job.is_reentrant(settings)
         lora = job.lora if job.method != "full" else None
         wide = lora is not None and settings.wide_adapters
+        fused = job.fuses_adapters and not settings.has_own_linear
         return replace(
             variant,
             checkpointing="reentrant" if reentrant else strategy.recomputed(job.attention),
@@ -103,7 +108,9 @@ class Variant:
             wide_ends=job.has_wide_ends(settings),
             dropout=lora is not None
             and lora.dropout > 0
-            and (wide or (settings.autocasts and settings.zero_stage is None)),
+            and (wide or fused or (settings.autocasts and settings.zero_stage is None)),
+            fused_adapters=fused,
+            input_grads=lora is not None and job.defaults.input_grads and strategy.checkpointing == "none",
         )
 
     @property
@@ -128,6 +135,10 @@ class Variant:
             parts.append("dropout")
         if self.wide_ends:
             parts.append("wide-ends")
+        if self.fused_adapters:
+            parts.append("fused")
+        if self.input_grads:
+            parts.append("input-grads")
         if self.phase != "train":
             parts.append(self.phase)
         if self.images is not None:
@@ -158,6 +169,8 @@ class Variant:
             "adapters in fp32": self.wide_adapters,
             "norms, embeddings and head in fp32": self.wide_ends,
             "dropout of adapters": self.dropout,
+            "fused adapters": self.fused_adapters,
+            "gradients of the embeddings' output": self.input_grads,
             "with images": self.images is not None,
             f"weights in {self.quantization}": self.quantization != "none",
             "activations offloaded": self.offloaded,

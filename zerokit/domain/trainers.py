@@ -45,6 +45,8 @@ class Trainer:
         compares: whether the model passes over other answers, too, without a graph.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
+        input_grads: whether the embeddings' output needs a gradient under adapters without checkpointing too.
+        fuses_adapters: whether it runs adapters in functions of its own, which keep less.
         older_deepspeed: whether it asks for a DeepSpeed before 0.19.3.
         looks_for_unused: whether DistributedDataParallel looks for adapters without a gradient.
         double_quant: of 4-bit weights, whether their block constants are quantised too.
@@ -75,6 +77,8 @@ class Trainer:
     compares: bool = False
     gathers: bool = True
     waits: bool = False
+    input_grads: bool = False
+    fuses_adapters: bool = False
     older_deepspeed: bool = False
     looks_for_unused: bool = True
     packages: tuple[str, ...] = ()
@@ -218,6 +222,47 @@ _FACTORYS_DPO = replace(
     },
 )
 
+_AXOLOTL = Trainer(
+    title="axolotl 0.19",
+    looks_for_unused=False,
+    lora_dropout=0.0,
+    kbit_prepared=True,
+    wide_ends=True,
+    reentrant=True,
+    input_grads=True,
+    fuses_adapters=True,
+    older_deepspeed=True,
+    packages=("axolotl",),
+    arguments={
+        "lora": "adapter: {method}, lora_r: {rank}",
+        "all": "lora_target_linear: true",
+        "named": "lora_target_modules: [{listed}]",
+        "packed": "load_in_4bit: true",
+        "dropout": "lora_dropout: {dropout:g}",
+    },
+    sources={
+        "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
+        "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
+        "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
+        "wide_ends": "axolotl/loaders/model.py:435 (0.19), _configure_embedding_dtypes",
+        "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
+        "older_deepspeed": "pyproject.toml, deepspeed>=0.18.6,<0.19.0",
+        "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
+        "looks_for_unused": "axolotl/core/builders/causal.py:265",
+        "input_grads": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
+        "fuses_adapters": "axolotl/utils/schemas/config.py:1976 (0.19), check_auto_enable_lora_kernels",
+    },
+)
+
+NOT_FUSED = Note(
+    "adapters-not-fused",
+    "not counted: axolotl's kernels (lora_mlp_kernel and others), which keep less than peft's layers",
+    level="warning",
+)
+"""Under ZeRO-3, in linear attention and in closed form."""
+UNFUSED_TYPES = ("paddleocr_vl", "muse_glimmer", "qwen4_exp", "qwen4_exp_text")
+"""Model types for which axolotl leaves its kernels off (0.19, model_support, ``lora_kernels``)."""
+
 TRAINERS: Mapping[str, Trainer] = {
     "raw": Trainer(title="a plain loop", gathers=False, autocasts=False),
     "transformers": Trainer(
@@ -274,37 +319,15 @@ TRAINERS: Mapping[str, Trainer] = {
             "disables_dropout": "trl/trainer/reward_config.py:128, disable_dropout: True",
         },
     ),
-    "axolotl": Trainer(
-        title="axolotl 0.19",
-        looks_for_unused=False,
-        lora_dropout=0.0,
-        kbit_prepared=True,
-        wide_ends=True,
-        reentrant=True,
-        older_deepspeed=True,
-        packages=("axolotl",),
+    "axolotl": _AXOLOTL,
+    "axolotl-peft": replace(
+        _AXOLOTL,
+        title="axolotl 0.19 without its kernels for adapters",
+        fuses_adapters=False,
         arguments={
-            "lora": "adapter: {method}, lora_r: {rank}",
-            "all": "lora_target_linear: true",
-            "named": "lora_target_modules: [{listed}]",
-            "packed": "load_in_4bit: true",
-            "dropout": "lora_dropout: {dropout:g}",
-        },
-        not_counted={
-            "its kernels (lora_mlp_kernel and others), which keep less": ("lora", "qlora"),
-            "gradients of the embeddings' output, without checkpointing too: the first layer keeps what the "
-            "others keep": ("lora", "qlora"),
-        },
-        sources={
-            "lora_dropout": "axolotl/utils/schemas/peft.py, lora_dropout: 0.0 (its examples set 0.05)",
-            "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
-            "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
-            "wide_ends": "axolotl/loaders/model.py:435 (0.19), _configure_embedding_dtypes",
-            "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
-            "older_deepspeed": "pyproject.toml, deepspeed>=0.18.6,<0.19.0",
-            "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",
-            "looks_for_unused": "axolotl/core/builders/causal.py:265",
-            "not_counted": "axolotl/loaders/adapter.py:428 (0.19), enable_input_require_grads",
+            **_AXOLOTL.arguments,
+            "lora": _AXOLOTL.arguments["lora"]
+            + ", lora_mlp_kernel: false, lora_qkv_kernel: false, lora_o_kernel: false",
         },
     ),
     "llamafactory": _LLAMA_FACTORY,

@@ -15,6 +15,7 @@ from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
 from zerokit.domain.model_shape import EAGER_SCORE_BYTES, MATH_SCORE_BYTES, Gemm, ModelShape, Stack
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.trainers import NOT_FUSED
 from zerokit.memory import recomputed_weights
 from zerokit.memory.card import min_vram_bytes
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
@@ -601,6 +602,7 @@ def _finish(
             CLOSED_FORM_NOTE,
             *((_CROSS_ASSUMPTION,) if is_crossed else ()),
             *_uncounted_adapters(shape, job),
+            *([NOT_FUSED] if job.fuses_adapters else []),
             *load_notes(sizes.weight_bytes, strategy, job),
             *recomputed_weights.notes(job, strategy),
         ),

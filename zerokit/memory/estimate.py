@@ -12,6 +12,7 @@ from functools import lru_cache
 from zerokit.domain.activations import ActivationTrace, Pass, Run, Timeline, evaluate
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
+from zerokit.domain.hf_classes import has_other_layers
 from zerokit.domain.job import Job
 from zerokit.domain.partial_sums import Processors
 from zerokit.domain.profile import (
@@ -22,6 +23,7 @@ from zerokit.domain.profile import (
     tokens_of_a_rank,
 )
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
+from zerokit.domain.trainers import NOT_FUSED
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import card, recomputed_weights
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
@@ -251,6 +253,10 @@ def usable_trace(
     variant, ranks = Variant.of(job, strategy), None
     trace, lora = profile.trace(variant, tokens, batch), None if job.method == "full" else job.lora
     casts = variant.precision == "32" or variant.wide_adapters or variant.wide_ends or profile.has_layer_norms
+    if trace is None and (variant.fused_adapters or variant.input_grads):
+        dropped = variant.dropout and (variant.autocast or variant.wide_adapters)
+        variant = replace(variant, fused_adapters=False, input_grads=False, dropout=dropped)
+        trace = profile.trace(variant, tokens, batch)
     if trace is None and variant.autocast and not casts and profile.head == "causal":
         variant = replace(variant, autocast=False, dropout=False)
         trace = profile.trace(variant, tokens, batch)
@@ -268,7 +274,8 @@ def usable_trace(
         trace = profile.trace(variant, tokens, batch)
     if trace is None:
         return None
-    by_itself = variant.autocast or variant.wide_adapters  # then what is left is cast again
+    # what is left is cast again, or kept by functions that a trace runs
+    by_itself = variant.autocast or variant.wide_adapters or variant.fused_adapters
     if lora is not None and lora.dropout and not by_itself:
         from zerokit.memory.adapter_dropout import with_dropout
 
@@ -330,7 +337,7 @@ def estimate_traced(
     notes = (
         *_with_adapters(replayed.assumptions, adapters),
         *sharing,
-        *_instead_notes(variant, job, strategy),
+        *_instead_notes(profile, variant, job, strategy),
     )
     notes = (*notes, *recomputed_weights.notes(job, strategy))
     if peak < max(rank.peak_allocated_bytes for rank in ranks):
@@ -407,7 +414,7 @@ def _checkpointed(
     )
 
 
-def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note, ...]:
+def _instead_notes(profile: ModelProfile, variant: Variant, job: Job, strategy: Strategy) -> tuple[Note, ...]:
     """Where the stored trace of another variant stands for the job's: what differs."""
     wanted = Variant.of(job, strategy)
     notes = []
@@ -422,6 +429,9 @@ def _instead_notes(variant: Variant, job: Job, strategy: Strategy) -> tuple[Note
         notes.append(Note("adapters-under-zero-init", text))
     if wanted.padding and not variant.padding:
         notes.append(UNPADDED)
+    of_text = profile.hf_config.get("text_config", profile.hf_config)
+    if job.fuses_adapters and (not variant.fused_adapters or has_other_layers(of_text)):
+        notes.append(NOT_FUSED)
     if wanted.checkpointing != variant.checkpointing:
         text = "checkpointing is counted as not reentrant, where its trainer's is"
         notes.append(Note("not-reentrant-counted", text))

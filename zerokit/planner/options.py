@@ -55,8 +55,9 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 
 _WHETHER = "for whether it fits."
 Trainer = Literal[
-    "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "axolotl", "llamafactory",
-    "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto", "llamafactory-reward", "swift",
+    "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "axolotl", "axolotl-peft",
+    "llamafactory", "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto",
+    "llamafactory-reward", "swift",
 ]  # fmt: skip
 Whole = int | str | None
 Count = int | float | str | None

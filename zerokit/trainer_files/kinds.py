@@ -62,7 +62,7 @@ def take_constants(says: Says, key: str, *, nested: bool) -> None:
     says(key)
 
 
-_EVALUATED = ("axolotl", "llamafactory", "swift", "trl")
+_EVALUATED = ("axolotl", "axolotl-peft", "llamafactory", "swift", "trl")
 """Whose evaluation is a pass with the loss of training."""
 
 
@@ -195,6 +195,8 @@ def _axolotl(says: Says) -> None:
             says, "adapter", "lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear",
             "load_in_4bit", "load_in_8bit",
         )  # fmt: skip
+    if adapter:
+        _take_kernels(says)
     take_precision(says, "bf16", "fp16")
     if "precision" not in says.options and not says.is_on("load_in_8bit"):
         # utils/config/__init__.py:203
@@ -216,6 +218,23 @@ def _axolotl(says: Says) -> None:
     if says.is_on("pad_to_sequence_len") and not says.is_on("sample_packing"):
         says.take("padding", "pad_to_sequence_len", True)
     says("sample_packing"), says("eval_sample_packing"), says("model_type")
+
+
+_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+
+
+def _take_kernels(says: Says) -> None:
+    """Take whether adapters run in axolotl's own functions: all of them do where no key says (0.19,
+    utils/schemas/config.py:1976), those that are on where one does."""
+    keys = (*_KERNELS, "lora_embedding_kernel")
+    given = [key for key in keys if says.values.get(key) is not None]
+    on = [key for key in _KERNELS if says.is_on(key)]
+    if says.is_on("trust_remote_code") or (given and len(on) < len(_KERNELS)):
+        says.take("trainer", given[0] if given else "trust_remote_code", "axolotl-peft")
+        for key in on:
+            says.leave_out(key, "which keeps less, is counted only together with the others")
+    elif not says.is_on("load_in_8bit") and "embed_tokens" in str(says.options.get("lora_targets")):
+        says.leave_out("lora_embedding_kernel", "adapters of embeddings are counted as peft's")
 
 
 def take_axolotls_engine(says: Says) -> None:

@@ -70,7 +70,7 @@ def test_variants_that_differ_have_keys_that_differ() -> None:
         {}, {"attention": "eager"}, {"precision": "32"}, {"checkpointing": "full"}, {"padding": True},
         {"lora_rank": 8}, {"lora_rank": 8, "lora_targets": ("q_proj",)}, {"tensor_parallel": 2},
         {"zero3_linear": True}, {"quantized": True}, {"phase": "decode"}, {"quantization": "int8"},
-        {"autocast": True}, {"wide_ends": True},
+        {"autocast": True}, {"wide_ends": True}, {"fused_adapters": True}, {"input_grads": True},
     ]  # fmt: skip
     keys = [Variant(**change).key for change in changes]  # type: ignore[arg-type]
     assert len(set(keys)) == len(keys)

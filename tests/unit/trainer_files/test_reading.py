@@ -207,6 +207,24 @@ def test_batches_of_axolotl_are_padded_unless_they_are_packed() -> None:
         assert ("padding" in read_trainer_file(written(text), "axolotl").options) is not packed
 
 
+@pytest.mark.parametrize(
+    ("keys", "trainer", "named"),
+    [
+        ("", "axolotl", ()),
+        ("trust_remote_code: true\n", "axolotl-peft", ()),
+        ("lora_mlp_kernel: false\n", "axolotl-peft", ()),
+        ("lora_mlp_kernel: true\n", "axolotl-peft", ("lora_mlp_kernel",)),
+        ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\n", "axolotl", ()),
+        ("lora_target_modules: [q_proj, embed_tokens]\n", "axolotl", ("lora_embedding_kernel",)),
+    ],
+)
+def test_kernels_of_axolotl_are_on_where_no_key_says(keys: str, trainer: str, named: tuple[str, ...]) -> None:
+    text = QLORA.replace("lora_target_linear: true\n", "") if "lora_target" in keys else QLORA
+    file = read_trainer_file(written(text + keys), "axolotl")
+    assert file.options["trainer"] == trainer
+    assert {key for key in file.not_modelled if key.endswith("_kernel")} == {*named}
+
+
 def test_preferences_of_trl_are_told_by_their_arguments() -> None:
     file = read_trainer_file(written(HANDBOOK + "beta: 0.01\nuse_liger_kernel: false\nloss_type: sigmoid\n"))
     assert (file.options["trainer"], file.command) == ("trl-dpo", ("trl", "dpo", "--config", "job.yml"))

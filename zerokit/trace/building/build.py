@@ -17,8 +17,9 @@ from torch import nn
 
 from zerokit.domain.hf_classes import CLASSIFIERS, HEADS, named_head
 from zerokit.domain.profile import Parameter, Variant
+from zerokit.domain.trainers import UNFUSED_TYPES
 from zerokit.errors import InputError, of_import
-from zerokit.trace.building import vision_tower
+from zerokit.trace.building import fused_adapters, vision_tower
 from zerokit.trace.building.planned_parts import local
 
 _KERNELS_LOGGER = "bitsandbytes.backends.cpu.ops"
@@ -324,6 +325,8 @@ def build(hf_config: Mapping[str, Any], variant: Variant, *, head: str | None) -
     if variant.wide_ends:
         _widen_ends(model)
     packed = _quantise(model, variant)
+    if variant.fused_adapters and config.model_type not in UNFUSED_TYPES:
+        fused_adapters.fuse(model)
     sent = communication_bytes(model) if variant.autocast else {}
     parameters = tuple(
         Parameter(

@@ -357,11 +357,11 @@ def _prepare(built: BuiltModel, variant: Variant) -> nn.Module:
     for module in model.modules():
         if isinstance(getattr(module, "layerdrop", None), float):
             module.layerdrop = _EveryLayer()
+    if variant.input_grads or (variant.lora_rank and variant.checkpointing in ("full", "reentrant")):
+        model.enable_input_require_grads()
     if variant.checkpointing == "selective":
         selective_checkpointing(model, preserve_rng_state=False, determinism_check="none")
     elif variant.checkpointing != "none":
-        if variant.lora_rank:
-            model.enable_input_require_grads()
         kwargs: dict[str, Any] = {"preserve_rng_state": False, "use_reentrant": True}
         if variant.checkpointing == "full":
             kwargs |= {"use_reentrant": False, "determinism_check": "none"}
