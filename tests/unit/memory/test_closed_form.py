@@ -126,6 +126,17 @@ def test_preparation_for_k_bits_casts_experts_to_fp32() -> None:
     assert 32 * 5.25 < prepared.worst.peak_allocated_bytes / GIB < 32 * 5.25 + 4
 
 
+@pytest.mark.parametrize(
+    ("trainer", "method", "is_named"),
+    [("axolotl", "lora", True), ("axolotl", "full", False), ("axolotl-peft", "lora", False)],
+)
+def test_kernels_for_adapters_that_are_not_counted_are_named(
+    trainer: str, method: str, is_named: bool
+) -> None:
+    found = estimated("llama-3.2-1b", job={"trainer": trainer}, method=method)
+    assert any("lora_mlp_kernel" in note for note in found.assumptions) == is_named
+
+
 @pytest.mark.parametrize("name", ["bloom-1b7", "gemma-2-2b", "qwen2.5-0.5b", "smollm2-135m"])
 def test_no_plan_in_closed_form_fits_where_its_trace_does_not(name: str) -> None:
     found = [answer for answer in answers(name, ("full",), ("rtx-4090",)) if answer.is_sure]
