@@ -103,3 +103,11 @@ def test_a_script_is_asked_as_its_row_says(name: str) -> None:
     assert (told["asked"], told["not_modelled"]) == (row["asked"], row["not_modelled"])
     assert told["zerokit"] == pytest.approx(row["zerokit"], rel=1e-5)
     assert row["zerokit"] == pytest.approx(row["measured"], rel=0.02)
+
+
+def test_axolotl_shards_for_fsdp2_what_it_loaded() -> None:
+    row = REHEARSED["ax.fsdp2"]
+    phases, named = estimated(row, row["config"])
+    assert "fsdp_config" in named
+    shards = ("init", "step")  # weights, gradients and states; passes are up to 3.5 % higher, as is said
+    assert [phases[one] for one in shards] == pytest.approx([row["phases"][one] for one in shards], rel=1e-3)

@@ -37,6 +37,8 @@ class Trainer:
         loads_wide: methods whose weights are in fp32 then, where nobody says; of others they are in 16 bits.
         wide_ends: whether norms, gates of experts, embeddings and head are in fp32 where all weights are
             trained in 16 bits, for no fused attention and no fused loss that takes them in 16.
+        shards_as_loaded: whether FSDP2 divides weights that are all trained as they were loaded, where
+            Accelerate makes them fp32.
         narrow_on_packed: whether adapters on quantised weights are in bf16, not in fp32.
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
@@ -69,6 +71,7 @@ class Trainer:
     autocasts: bool = True
     loads_wide: tuple[str, ...] = ()
     wide_ends: bool = False
+    shards_as_loaded: bool = False
     narrow_on_packed: bool = False
     disables_dropout: bool = False
     sequences: int = 1
@@ -228,6 +231,7 @@ _AXOLOTL = Trainer(
     lora_dropout=0.0,
     kbit_prepared=True,
     wide_ends=True,
+    shards_as_loaded=True,
     reentrant=True,
     input_grads=True,
     fuses_adapters=True,
@@ -245,6 +249,7 @@ _AXOLOTL = Trainer(
         "double_quant": "axolotl/loaders/model.py, bnb_4bit_use_double_quant: True",
         "kbit_prepared": "axolotl/loaders/model.py, _prepare_model_for_quantization",
         "wide_ends": "axolotl/loaders/model.py:435 (0.19), _configure_embedding_dtypes",
+        "shards_as_loaded": "axolotl/monkeypatch/accelerate/fsdp2.py:429 (0.19), fsdp2_prepare_model",
         "reentrant": "axolotl/utils/config/__init__.py:401 (0.19)",
         "older_deepspeed": "pyproject.toml, deepspeed>=0.18.6,<0.19.0",
         "checkpointing": "axolotl/utils/schemas/model.py, gradient_checkpointing: False",

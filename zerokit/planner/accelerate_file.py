@@ -124,7 +124,7 @@ def fsdp2_strategy(request: Request, file: Fsdp2File) -> tuple[Strategy, tuple[N
         raise InputError(f"⟨inference⟩: {file.path} is for training")
     refuse_optimizer(job)
     remarks = (*file.ignored, *(f"{file.path}: {text}" for text in says.remarks))
-    settings = replace(says.settings, master_bytes=trained_bytes(job))
+    settings = replace(says.settings, master_bytes=trained_bytes(job, says.settings.precision))
     notes = notes_of("file-remark", remarks)
     if not says.names_precision:
         given = "fp32" if request.precision == "auto" else request.precision

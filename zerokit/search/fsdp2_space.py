@@ -47,9 +47,11 @@ def _every_rank_may_load(space: Space, placement: Sharding) -> bool:
     return each * cluster.gpus_per_node + shards <= limit
 
 
-def trained_bytes(job: Job) -> int:
+def trained_bytes(job: Job, precision: str) -> int:
     """Bytes of an element of the trained weights: Accelerate makes them fp32, but beside packed ones
     (accelerate/utils/fsdp_utils.py:810, 1.15), where adapters stay as the script has them."""
+    if job.method == "full" and job.defaults.shards_as_loaded:
+        return 4 if precision == "fp32" else 2
     return 2 if job.packed_base_bytes is not None and job.defaults.narrow_on_packed else 4
 
 
@@ -84,7 +86,7 @@ class Fsdp2Space(Engine):
         return Fsdp2Settings(
             **common, reshard_after_forward=placement.reshard, offload=placement.offload,
             replicas=placement.replicas, broadcasts=once, loads_once=once,
-            master_bytes=trained_bytes(space.job),
+            master_bytes=trained_bytes(space.job, common["precision"]),
             frozen_bytes=frozen_bytes(space.pins, space.job, common["precision"]),
             tp_size=layout.tensor, reduce_dtype=reduced,
         )  # fmt: skip
