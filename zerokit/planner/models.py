@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from zerokit.catalog import models
@@ -76,6 +77,35 @@ def cached_config(name: str, environment: Mapping[str, str] | None = None) -> Pa
         if _COMMIT.fullmatch(commit) and path.is_file():
             return path
     return None
+
+
+_HUB_SECONDS = 8
+"""How long a plan waits for the Hub."""
+
+
+def fetched_config(name: str, say: Say) -> tuple[Path | None, str]:
+    """The repository's config.json by huggingface_hub, with the token that it knows, and why there is none:
+    the package is missing, told to be offline, or the Hub refuses or does not answer in time."""
+    if find_spec("huggingface_hub") is None:
+        return None, "huggingface_hub is not installed here"
+    from huggingface_hub import constants, hf_hub_download
+
+    if constants.HF_HUB_OFFLINE:
+        return None, "HF_HUB_OFFLINE is set"
+    say(f"fetching {MODEL_CONFIG} of {name} from the Hub, for {_HUB_SECONDS} s at most")
+    found: list[Path | str] = []
+
+    def fetch() -> None:
+        try:
+            found.append(Path(hf_hub_download(name, MODEL_CONFIG, etag_timeout=_HUB_SECONDS)))
+        except Exception as error:  # huggingface_hub's own, those of the connection, of a full disk
+            found.append(str(error).strip().partition("\n")[0])
+
+    thread = Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(_HUB_SECONDS)
+    (one,) = found or ["it did not answer in time"]
+    return (one, "") if isinstance(one, Path) else (None, f"the Hub: {one}")
 
 
 def fetch_command(name: str) -> str:
@@ -231,13 +261,15 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
             raise InputError(f"{error.marked}; there is a model in {folder}") from None
         if not is_repository(model):
             raise
-        cached = cached_config(model)
-        if cached is not None:
-            return _from_file(cached, single, say, images, name=model)
-        same = _of_same_name(model)
+        config, same, why = cached_config(model), _of_same_name(model), ""
+        if config is None and same is None:
+            config, why = fetched_config(model, say)
+        if config is not None:
+            return _from_file(config, single, say, images, name=model)
         if same is None:
             raise InputError(
-                f"{error.marked}; to fetch that of the Hub into this machine's cache: {fetch_command(model)}"
+                f"{error.marked}; to fetch that of the Hub into this machine's cache: {fetch_command(model)} "
+                f"(not done: {why})"
             ) from None
         entry, notes = same
     if images is None and entry.head == "image-text":

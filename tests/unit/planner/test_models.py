@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -24,6 +29,56 @@ def test_a_repository_that_is_not_here_comes_with_the_command(
     assert "hf download somebody/there-is-none config.json" in capsys.readouterr().err
     assert run(["estimate", "--model", "there-is-none", *JOB]) == 2
     assert "hf download" not in capsys.readouterr().err
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Has one repository with a config.json, for who brings the token."""
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
+
+    def do_GET(self) -> None:
+        self._answer(self.server.config)  # type: ignore[attr-defined]
+
+    def _answer(self, body: bytes) -> None:
+        known = "/here/" in self.path and self.headers["Authorization"] == "Bearer hf_known"
+        self.send_response(200 if known else 401)
+        if known:
+            self.send_header("ETag", '"one"')
+            self.send_header("X-Repo-Commit", "0123456789abcdef0123456789abcdef01234567")
+            self.send_header("Content-Length", str(len(self.server.config)))  # type: ignore[attr-defined]
+        else:
+            self.send_header("X-Error-Code", "GatedRepo")
+        self.end_headers()
+        self.wfile.write(body if known else b"")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_configuration_of_the_hub_is_fetched_with_its_own_token(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    server.config = put(tmp_path, "a/b").read_bytes()  # type: ignore[attr-defined]
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def estimate(model: str, **more: str) -> tuple[int, str, str]:
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}
+        done = subprocess.run(
+            [sys.executable, "-m", "zerokit", "estimate", "--model", model, *JOB], cwd=tmp_path,
+            env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), **hub, **more},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    try:
+        code, _, err = estimate("somebody/here")
+        assert code == 2 and "hf download somebody/here config.json (not done: the Hub: " in err
+        code, out, err = estimate("somebody/here", HF_TOKEN="hf_known")
+        assert code == 0 and "fetching config.json of somebody/here" in err, err
+    finally:
+        server.shutdown()
+    assert estimate("somebody/here") == (0, out, "")  # from the cache: nobody is asked
 
 
 def test_where_the_cache_is_and_what_is_no_repository(tmp_path: Path) -> None:
