@@ -57,7 +57,7 @@ def zero_files(checkpoint: Path) -> ZeroFiles | None:
         return None
     folders = sorted({path.parent for path, _ in found})
     if len(folders) > 1:
-        named = [folder if folder.parent == checkpoint else folder.parent for folder in folders]
+        named = list(dict.fromkeys(one if one.parent == checkpoint else one.parent for one in folders))
         first = ", ".join(map(str, named[:3]))  # the configuration lies beside a Trainer's
         raise InputError(
             f"{checkpoint} holds {len(folders)} folders of ZeRO's files: name one ({first}"

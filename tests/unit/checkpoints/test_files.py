@@ -67,6 +67,10 @@ def test_missing_ranks_and_several_engines_are_refused(tmp_path: Path) -> None:
         write_zero(tmp_path / "out" / f"checkpoint-{step}" / f"global_step{step}", 1)
     with pytest.raises(InputError, match=r"4 folders .* \(\S+-1, \S+-2, \S+/checkpoint-3, …\)$"):
         zero_files(tmp_path / "out")
+    for step in ("1", "2"):
+        write_zero(tmp_path / "one" / "checkpoint-2" / f"global_step{step}", 1)
+    with pytest.raises(InputError, match=r"2 folders .* \(\S+/one/checkpoint-2\)$"):
+        zero_files(tmp_path / "one")
 
 
 def test_fsdps_weights_lie_in_a_folder(tmp_path: Path) -> None:
