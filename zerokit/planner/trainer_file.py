@@ -26,7 +26,7 @@ _SEARCHED = ("micro_batch", "gradient_accumulation", "checkpointing")
 _OF_JOB = tuple(
     name
     for name, option in BY_NAME.items()
-    if option.group in ("Model", "Job") and name not in (*_SEARCHED, "global_batch", "trainer", "inference")
+    if option.group in ("Model", "Job") and name not in (*_SEARCHED, "global_batch", "inference")
 )
 """What a file says of its job, and a plan neither looks for nor writes back."""
 _BATCH = ("global_batch", "micro_batch", "gradient_accumulation")
@@ -154,9 +154,9 @@ def kept_of(file: TrainerFile, options: Mapping[str, Any]) -> tuple[Note, ...]:
             continue
         if name == "model" and said and models.is_same(as_text(typed), as_text(said)):
             continue
-        key = file.keys.get("model" if name == "params" else name, "such line")
+        key = file.keys.get("model" if name == "params" else name, "such line" if said is None else "")
         line = file.document.value.get(key)
-        written = f"no {key}" if line is None else f"{key}: {as_text(line)}"
+        written = (f"no {key}" if key else as_text(said)) if line is None else f"{key}: {as_text(line)}"
         kept.append(f"{written} (⟨{name}⟩ {as_text(typed)})")
     if not kept:
         return ()

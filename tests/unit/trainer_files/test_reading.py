@@ -331,6 +331,7 @@ def test_a_file_beside_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -
         ({"model": "meta-llama/Llama-3.2-1B", "seq_len": 2048, "lora_rank": 32, "micro_batch": 1}, ""),
         ({"global_batch": 64, "checkpointing": "none"}, ""),
         ({"model": "qwen2.5-1.5b"}, "base_model: NousResearch/Llama-3.2-1B (--model qwen2.5-1.5b)"),
+        ({"trainer": "trl"}, "still says axolotl (--trainer trl)"),
         (
             {"seq_len": 1024, "loss": "liger", "method": "lora"},
             "sequence_len: 2048 (--seq-len 1024), adapter: qlora (--method lora), "
