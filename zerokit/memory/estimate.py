@@ -235,7 +235,9 @@ def replayed(job: Job, strategy: Strategy) -> bool:
     return not not_replayed(job, strategy)
 
 
-UNPADDED = Note("unpadded-counted", "batches are counted without padding, whose attention keeps more")
+UNPADDED = Note(
+    "unpadded-counted", "batches are counted without padding, whose attention keeps more", level="warning"
+)
 
 
 def not_replayed(job: Job, strategy: Strategy) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import zerokit
 from benchmarks.closed_form import answers
 from zerokit.catalog import gpus, models, profiles
 from zerokit.cli import run
@@ -135,6 +138,16 @@ def test_kernels_for_adapters_that_are_not_counted_are_named(
 ) -> None:
     found = estimated("llama-3.2-1b", job={"trainer": trainer}, method=method)
     assert any("lora_mlp_kernel" in note for note in found.assumptions) == is_named
+
+
+@pytest.mark.parametrize("model", [{"params": "1b"}, {"model": "llama-3.2-1b"}])
+@pytest.mark.parametrize(("attention", "is_warned"), [("sdpa", True), ("flash_attention_2", False)])
+def test_padding_that_is_not_counted_is_a_warning(
+    model: Mapping[str, Any], attention: str, is_warned: bool
+) -> None:
+    found = zerokit.estimate(**model, gpu="h100", gpus=1, padding=True, attention=attention)
+    warned = [note["id"] for note in found.to_dict()["notes"] if note["level"] == "warning"]
+    assert ("unpadded-counted" in warned) == is_warned
 
 
 @pytest.mark.parametrize("name", ["bloom-1b7", "gemma-2-2b", "qwen2.5-0.5b", "smollm2-135m"])
