@@ -80,7 +80,7 @@ def cached_config(name: str, environment: Mapping[str, str] | None = None) -> Pa
 
 
 _HUB_SECONDS = 8
-"""How long a plan waits for the Hub."""
+"""How long a plan waits for the Hub; without a network huggingface_hub tries for three times as long."""
 
 
 def fetched_config(name: str, say: Say) -> tuple[Path | None, str]:
@@ -88,7 +88,10 @@ def fetched_config(name: str, say: Say) -> tuple[Path | None, str]:
     the package is missing, told to be offline, or the Hub refuses or does not answer in time."""
     if find_spec("huggingface_hub") is None:
         return None, "huggingface_hub is not installed here"
+    import logging
+
     from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.utils import logging as hub_logging
 
     if constants.HF_HUB_OFFLINE:
         return None, "HF_HUB_OFFLINE is set"
@@ -96,10 +99,14 @@ def fetched_config(name: str, say: Say) -> tuple[Path | None, str]:
     found: list[Path | str] = []
 
     def fetch() -> None:
+        verbosity = hub_logging.get_verbosity()
+        hub_logging.set_verbosity(logging.ERROR)  # it tells of every attempt
         try:
             found.append(Path(hf_hub_download(name, MODEL_CONFIG, etag_timeout=_HUB_SECONDS)))
         except Exception as error:  # huggingface_hub's own, those of the connection, of a full disk
             found.append(str(error).strip().partition("\n")[0])
+        finally:
+            hub_logging.set_verbosity(verbosity)
 
     thread = Thread(target=fetch, daemon=True)
     thread.start()
