@@ -79,6 +79,15 @@ class Depth:
         return None
 
     @classmethod
+    def of_two(
+        cls, request: Request, fewer: RehearsedStrategy, more: RehearsedStrategy, layers: int, of: int
+    ) -> RehearsedStrategy | None:
+        """What the strategy of two rehearsals takes with all layers; as :meth:`_seen`. None: they do not
+        tell."""
+        depth = cls.seen(request, fewer, more, layers, of)
+        return replace(depth, layers=layers + FURTHER).whole(request, more) if depth is not None else None
+
+    @classmethod
     def _seen(
         cls, request: Request, fewer: RehearsedStrategy, more: RehearsedStrategy, layers: int, of: int
     ) -> Depth | None:

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile, same_memory
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError, NothingFits
+from zerokit.planner.few_layers import FEW
 from zerokit.planner.memory_source import Say, ScriptMemory
 from zerokit.planner.plan_result import RehearsalRecord
 from zerokit.search.explain import strategy_words
@@ -30,6 +31,7 @@ LOOKED_THROUGH = 4
 FOR_A_BATCH = "to learn what the script takes"
 FOR_EACH_SEQUENCE = "to learn what another sequence takes"
 FOR_CHECKPOINTING = "to learn what checkpointing changes"
+OF_MORE_LAYERS = "with more layers"
 OF_ALL_LAYERS = "with all layers"
 _CLEAR_OF_THE_CARD = 0.9
 """Up to this share of the card's memory a plan stands that was rehearsed with few layers: the smallest card
@@ -87,6 +89,7 @@ class RehearsedSearch(Generic[Outcome]):
     Attributes:
         run: rehearses a strategy of a request, within so many seconds.
         judge: the same with all layers of the model, where ``run`` may leave some out; None: it never does.
+        deepen: with more of them than ``run``, which tells what a layer takes under this very strategy.
         best: so many of the best are to be rehearsed.
         seconds: after so long the script is rehearsed only until one plan is that fits.
         takes_unrehearsed: whether strategies that may be faster than the rehearsed ones are kept when the
@@ -104,6 +107,7 @@ class RehearsedSearch(Generic[Outcome]):
     profile: ScriptProfile
     takes_unrehearsed: bool = False
     judge: Run[Outcome] | None = None
+    deepen: Run[Outcome] | None = None
     records: list[RehearsalRecord] = field(default_factory=list)
     failed: list[Strategy] = field(default_factory=list)
     passed_over: str = ""
@@ -119,6 +123,15 @@ class RehearsedSearch(Generic[Outcome]):
     @property
     def _so_far(self) -> str:
         return counted(len(self.records), "rehearsal")
+
+    @property
+    def last_records(self) -> tuple[RehearsalRecord, ...]:
+        """Of each strategy the last one that went to the end, or that none did."""
+        last: dict[Strategy, RehearsalRecord] = {}
+        for record in self.records:
+            if record.stopped is None or record.strategy not in last:
+                last[record.strategy] = record
+        return tuple(last.values())
 
     def rehearse(
         self, request: Request, strategy: Strategy, purpose: str = "", run: Run[Outcome] | None = None
@@ -204,18 +217,23 @@ class RehearsedSearch(Generic[Outcome]):
             self.rehearse(request, waiting[0].strategy, _FRONT_RUNNER if in_time else "")
 
     def _is_judged(self, request: Request, strategy: Strategy) -> bool:
-        """Whether what is said of a strategy can stand. One that was rehearsed with few layers, and leaves
-        little of the card, is rehearsed with all; where they are not as the few said, none of those counts
-        any more."""
+        """Whether what is said of a strategy can stand. One that was rehearsed with few layers is rehearsed
+        with more of them, since a layer's share of the step is another under each strategy, and where it
+        leaves little of the card with all; where these are not as the few said, none of those counts any
+        more."""
         few = self.profile.of(strategy)
         if few is None or few.layers is None or self.judge is None or few in self._unjudged:
             return True
-        if few.min_vram_bytes <= _CLEAR_OF_THE_CARD * request.cluster.gpu.driver_vram_bytes:
+        if self.deepen is not None and few.layers[0] <= FEW:
+            purpose, run = OF_MORE_LAYERS, self.deepen
+        elif few.min_vram_bytes > _CLEAR_OF_THE_CARD * request.cluster.gpu.driver_vram_bytes:
+            purpose, run = OF_ALL_LAYERS, self.judge
+        else:
             return True
-        whole = self.rehearse(request, strategy, OF_ALL_LAYERS, self.judge).rehearsed
-        if whole is None:  # it took too long, or stops: either way it is said
+        more = self.rehearse(request, few.strategy, purpose, run).rehearsed
+        if more is None:  # it took too long, or stops: either way it is said
             self._unjudged.append(few)
-        elif abs(few.peak_allocated_bytes / whole.peak_allocated_bytes - 1) > _ALIKE:
+        elif abs(few.peak_allocated_bytes / more.peak_allocated_bytes - 1) > _ALIKE:
             self.say("  layers are not alike in this script: rehearsals of few of them are left out")
             self.run = self.judge
             kept = tuple(one for one in self.profile.rehearsed if one.layers is None)
@@ -230,7 +248,7 @@ class RehearsedSearch(Generic[Outcome]):
         text = f"rehearsed with {few.depth}; what the others take is replayed"
         if few in self._unjudged:
             text += (
-                f" (with all of them: {next(one.stopped for one in reversed(self.records) if one.stopped)})"
+                f" (with more of them: {next(one.stopped for one in reversed(self.records) if one.stopped)})"
             )
         return text
 

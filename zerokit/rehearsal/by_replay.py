@@ -67,8 +67,7 @@ def all_layers(fewer: Rehearsal, more: Rehearsal, gpu: Gpu, folder: Path) -> Reh
         few, further = rehearsed_strategy(fewer, strategy), rehearsed_strategy(more, strategy)
         if few is None or further is None:
             return "a rehearsal of a few did not go to the end"
-        depth = Depth.seen(request, few, further, low, of)
-        whole = replace(depth, layers=high).whole(request, further) if depth is not None else None
+        whole = Depth.of_two(request, few, further, low, of)
     except ZerokitError as error:
         return str(error)
     if whole is None:

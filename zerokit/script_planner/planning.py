@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.script_profile import ScriptProfile
+from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.settings import PlannedValues
 from zerokit.domain.strategy import REHEARSED, Strategy
 from zerokit.errors import InputError
@@ -94,12 +94,14 @@ class ScriptPlanning:
     _layers: int | None = FEW
     _depth: Depth | None = None
     _groups: tuple[str, ...] = ()
+    _few: dict[Strategy, RehearsedStrategy] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name = Path(self.target.name).name if self.target.script else self.target.name
         self.search = RehearsedSearch(
             run=self._run,
             judge=self._run_all_layers,
+            deepen=self._run_more_layers,
             best=REHEARSED_BEST,
             seconds=self.seconds,
             say=self.say,
@@ -123,9 +125,21 @@ class ScriptPlanning:
             if self._depth is None:
                 return done
             if (whole := self._depth.whole(request, done.rehearsed)) is not None:
+                self._few[strategy] = done.rehearsed
                 return replace(done, rehearsed=whole)
         elif self._depth is None:  # what stopped it may be that it has few layers
             self._layers = None
+        return self._run_all_layers(request, strategy, limit_seconds)
+
+    def _run_more_layers(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
+        """A strategy of which a few layers were rehearsed: these and some further ones tell of all."""
+        depth, few = self._depth, self._few.get(strategy)
+        if depth is not None and few is not None:
+            done = self._rehearsed(request, strategy, limit_seconds, depth.layers + FURTHER)
+            if done.rehearsed is not None:
+                whole = Depth.of_two(request, few, done.rehearsed, depth.layers, depth.of)
+                if whole is not None:
+                    return replace(done, rehearsed=whole)
         return self._run_all_layers(request, strategy, limit_seconds)
 
     def _run_all_layers(self, request: Request, strategy: Strategy, limit_seconds: float) -> RehearsedScript:
@@ -293,6 +307,7 @@ class ScriptPlanning:
         if whole is None:
             self._layers = self._depth = None
             return False
+        self._few[fewer.strategy] = fewer
         self.search.restate(whole)
         return True
 
@@ -381,7 +396,7 @@ class ScriptPlanning:
             model_name=self._model_name(read),
             parameters=request.shape.parameters,
             script=self.search.profile,
-            rehearsals=tuple(self.search.records),
+            rehearsals=self.search.last_records,
             added_arguments=self._script.additions(PlannedValues.of(plan.chosen.strategy)),
             _below=page_below,
         )

@@ -1,4 +1,4 @@
-"""When a plan that was rehearsed with few layers stands, and when all of them are rehearsed."""
+"""When a plan that was rehearsed with few layers stands, and when more or all of them are rehearsed."""
 
 from __future__ import annotations
 
@@ -76,4 +76,28 @@ def test_one_that_nearly_fills_it_is_rehearsed_with_all(whole: float) -> None:
 
 def test_where_that_takes_too_long_it_is_said() -> None:
     why, known, _ = searched(130, lambda _: late)
-    assert known.layers == (3, 16) and why.endswith(f"(with all of them: {LATE})")
+    assert known.layers == (3, 16) and why.endswith(f"(with more of them: {LATE})")
+
+
+def test_more_layers_tell_how_long_a_step_of_the_choice_takes() -> None:
+    """The first choice takes three times as long as a few layers said: the next one stands, itself deepened."""
+    seen: list[str] = []
+    deepened: list[Strategy] = []
+    few = takes(100, (3, 16), seen)
+
+    def deepen(request: Request, strategy: Strategy, limit: float) -> Outcome:
+        found = few(request, strategy, limit).rehearsed
+        assert found is not None and found.step_seconds is not None
+        longer = found.step_seconds * (1.0 if deepened else 3.0)
+        deepened.append(strategy)
+        return Outcome(rehearsed=replace(found, layers=(6, 16), step_seconds=longer))
+
+    search = RehearsedSearch(
+        run=few, judge=takes(100, None, seen), deepen=deepen, best=2, seconds=600, say=lambda text: None,
+        profile=ScriptProfile(name="train.py", command=""),
+    )  # fmt: skip
+    request = request_for("llama-3.2-1b", "h200", 2, job=Job(seq_len=2048, global_batch=64))
+    chosen = search.search(replace(request, all_gpus=True), 3).chosen.strategy
+    known = search.profile.of(chosen)
+    assert len(deepened) == 2 and chosen == deepened[1] != deepened[0] and "all" not in seen
+    assert known is not None and (known.layers, known.step_seconds) == ((6, 16), 1.0)
