@@ -87,6 +87,8 @@ assert weights.data_ptr() != address  # the scores, mask added in place, lay the
 assert torch.empty(4, 1024, 1024, device="cuda").data_ptr() == address
 saved.clear()
 del weights
+spread = torch.empty(4, 4, device="cuda").mul(2)  # unknown: taken for one that a distribution can have
+torch.distributions.MultivariateNormal(spread[0], spread).sample((2,))
 linear = torch.nn.DataParallel(torch.nn.Linear(8, 8)).cuda()
 optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 for _ in range(3):

@@ -23,7 +23,7 @@ PASS = object()
 Answer = Callable[[Machine, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _ORIGIN = "_zerokit_from"
-_TRUE_WHEN_UNKNOWN = ("all", "isfinite", "allclose")
+_TRUE_WHEN_UNKNOWN = ("all", "_is_all_true", "isfinite", "allclose")
 _HALF = 0.5
 _MADE_UP_TOKEN = 7
 """A token that no usual tokenizer has among its special ones."""
