@@ -281,6 +281,15 @@ def losses() -> Figures:
     }
 
 
+def planted_growths() -> Figures:
+    """How many growths that were planted the gate named, and by how much they raised the peak, or that of the
+    one phase that they are in."""
+    planted = rows(ROOT / "benchmarks/rehearsal/planted-growths.jsonl")[1:]
+    found = [row for row in planted if row["exit_code"] == 15 and (row["line"] or row["modules"])]
+    by = [100 * row["peak_grown"] or float(row["grown"][0].split()[1].rstrip("%")) for row in found]
+    return {"planted": len(planted), "found": len(found), "low": f"{min(by):.1f}", "high": f"{max(by):.1f}"}
+
+
 def outliers() -> Figures:
     """What a base in 8 bits took more where nearly every column has an outlier."""
     said, took = (

@@ -26,7 +26,10 @@ from typing import Any
 import zerokit
 from benchmarks.common import append, options_of
 from benchmarks.rehearsal.inputs import Inputs
-from zerokit.catalog import models
+from zerokit.catalog import gpus, models
+from zerokit.rehearsal.conduct import RehearsalRequest
+from zerokit.rehearsal.ranks import rehearse
+from zerokit.script.entry_points import Target
 
 IMPORTS = "import torch, transformers, trl, deepspeed, peft, datasets"
 LORA = ("--use_peft", "True")
@@ -40,6 +43,7 @@ REHEARSALS: dict[str, tuple[str, int, tuple[str, ...], float]] = {
 }
 """By name: the model, GPUs (under ZeRO-3 where they are several), arguments, and the bar as so many S."""
 PLAN = "plan"
+OPERATORS = "operators"
 ENGINE = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -110,6 +114,17 @@ class Jobs:
             "versions": report["versions"],
         }
 
+    def operators(self) -> None:
+        """Print how many operators a second a script dispatches, all layers run, loading included."""
+        recorded = self._folder / "operators.json"
+        words = self._script("llama-3.1-8b", "--per_device_train_batch_size", "1")
+        target = Target(script=None, module=words[1], arguments=tuple(words[2:]))
+        request = RehearsalRequest(target=target, gpu=gpus.load("h200"), operators=recorded, no_cache=True)
+        done = rehearse(request)
+        count = done.steps * len(json.loads(recorded.read_text()))
+        a_second = count / done.cpu_seconds
+        print(f"operators: {count:,} in {done.cpu_seconds:.1f} s of CPU, {a_second:,.0f} a second")
+
     def plan(self) -> Iterator[dict[str, Any]]:
         """A plan on four GPUs; what each strategy adds to a rehearsal of one; the plan once more."""
         s = self.imports()
@@ -133,7 +148,7 @@ def _row(name: str, s: float, cpu: float, bar: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    names = (*REHEARSALS, PLAN)
+    names = (*REHEARSALS, PLAN, OPERATORS)
     parser = options_of(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all if none is named")
     parser.add_argument("--jsonl", type=Path, help="append a line for each row")
@@ -145,6 +160,9 @@ def main() -> int:
     for name in options.names or names:
         with tempfile.TemporaryDirectory(prefix="zerokit-benchmark-") as folder:
             jobs = Jobs(Path(folder))
+            if name == OPERATORS:
+                jobs.operators()
+                continue
             for row in jobs.plan() if name == PLAN else jobs.rehearsal(name):
                 above |= row["is_above"]
                 wall = f", {row['wall_seconds']} s by the clock" if "wall_seconds" in row else ""
