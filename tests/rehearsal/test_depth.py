@@ -122,15 +122,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow  # test_a_course_of_all_layers_follows_from_few compares one rehearsal
 def test_few_layers_tell_what_all_take(tmp_path: Path) -> None:
     body = plan(tmp_path, LLAMA)
-    assert {str(one["layers"]) for one in body["rehearsals"]} == {"[3, 14]"}
+    assert {str(one["layers"]) for one in body["rehearsals"]} == {"[3, 14]", "[6, 14]"}
     told = body["chosen"]["estimate"]
-    assert "rehearsed with 3 of 14 layers" in json.dumps(body["notes"])
+    assert "rehearsed with 6 of 14 layers" in json.dumps(body["notes"])
     assert body["chosen"]["parameters"] == 2 * 2048 * 512 + 14 * (4 * 512**2 + 3 * 512 * 1024 + 1024) + 512
     whole = zerokit(tmp_path, "rehearse", "--json", "--whole", "--plan", "plan", "train.py", *ARGUMENTS)
     assert whole["depth"] == "whole"
     assert abs(told["peak_allocated_bytes"] / whole["ranks"][0]["peak_allocated_bytes"] - 1) < 0.0005
     assert abs(told["min_vram_bytes"] / whole["min_vram_bytes"] - 1) < 0.02
-    assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.05
+    assert abs(told["step_seconds"] / whole["step_seconds"] - 1) < 0.02
 
 
 @pytest.mark.slow  # 24 layers rehearsed in whole
