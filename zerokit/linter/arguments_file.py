@@ -131,7 +131,8 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
         if not trainer.parses_arguments:
             says = Says(trainer, value)
             take_axolotls_engine(says)
-            yield from _steps_shards(document, says.engine.get("fsdp", {}).get("fsdp_config"), "optimizer")
+            if fsdp := says.engine.get("fsdp"):
+                yield from _steps_shards(document, fsdp["fsdp_config"], "optimizer")
             return
     # keys that differ from an argument's in spelling: any other may be one of the script's own
     known_fields = argument_list()["fields"]

@@ -69,6 +69,7 @@ ACCEPTED = [
     (AXOLOTL, {"fsdp_version": 2, "fsdp_config": {"fsdp_offload_params": True, "version": 2}}),
     (AXOLOTL, {"adapter": "qlora", "load_in_4bit": True, "gradient_checkpointing": True}),
     (AXOLOTL, {"fsdp_config": {"offload_params": False}, "optimizer": "paged_adamw_32bit"}),  # of FSDP 1
+    (AXOLOTL, {"optimizer": "adamw_bnb_8bit"}),  # of no engine that divides weights
     (FACTORY, {"overwrite_output_dir": True, "report_to": "none", "warmup_ratio": 0.1}),
     (SWIFT, {"torch_dtype": "bfloat16", "learning_rate": "1e-4", "target_modules": "all-linear"}),
     (TRL, {"lora_target_modules": "all-linear", "own_argument": 3, "env": {"A": 1}}),
