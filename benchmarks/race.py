@@ -45,7 +45,7 @@ _FAR_OFF = 0.25
 _FAR = (
     "The first was predicted as of Transformers 5.23, which releases what is gathered to compute a layer "
     "again; 5.17, which ran, keeps it until backward ends, and an estimate beside 5.17 counts that now "
-    "(zerokit/memory/recomputed_weights.py). DPO's figures are of TRL's code, and the loop has a plainer "
+    "(zerokit/memory/rank_model.py). DPO's figures are of TRL's code, and the loop has a plainer "
     "loss."
 )
 

@@ -24,8 +24,7 @@ from zerokit.domain.profile import ModelProfile, Variant
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.estimate import estimate_traced
 from zerokit.memory.rank_model import highest, rank_model
-from zerokit.memory.replay.model_states import CUBLAS_THREADS, on_device, share_bytes
-from zerokit.memory.replay.partition import partition
+from zerokit.memory.replay.model_states import CUBLAS_THREADS, on_device, partition, share_bytes
 from zerokit.memory.replay.step import _Replay, rank_bytes
 from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
 

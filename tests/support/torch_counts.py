@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zerokit.domain.partial_sums import Processors, partial_column_sums
+from zerokit.domain.hardware import Processors, partial_column_sums
 from zerokit.trace.building.build import AUTO_CLASSES, read_config, transformers_on_gpu
 from zerokit.trace.recording.kernels import cuda_kernels
 from zerokit.trace.recording.storage import StorageTracker, TraceEvent

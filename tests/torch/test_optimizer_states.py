@@ -19,8 +19,11 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings  # noqa: E402
 from zerokit.domain.profile import Variant  # noqa: E402
 from zerokit.errors import InputError  # noqa: E402
 from zerokit.memory.rank_model import rank_model  # noqa: E402
-from zerokit.memory.replay.model_states import second_state_bytes  # noqa: E402
-from zerokit.memory.replay.optimizers import optimizer_values, step_temporary_bytes  # noqa: E402
+from zerokit.memory.replay.model_states import (  # noqa: E402
+    optimizer_values,
+    second_state_bytes,
+    step_temporary_bytes,
+)
 from zerokit.planner.request import resolve  # noqa: E402
 from zerokit.rules.known import NOT_MODELLED, TAKEN_AS  # noqa: E402
 

@@ -11,7 +11,7 @@ from tests.support.fsdp2_files import run
 from tests.support.packages import needs
 from zerokit.domain.client_optimizers import CLIENT_OPTIMIZERS, client_optimizer, fails_on_shards
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
-from zerokit.memory.replay.optimizers import own_state_bytes
+from zerokit.memory.replay.model_states import own_state_bytes
 
 needs("transformers")
 SCRIPT = Path(__file__).parent.parent / "scripts" / "stepped_shards.py"

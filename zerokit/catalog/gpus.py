@@ -25,8 +25,7 @@ from zerokit.catalog.reader import (
     split,
     suggestions,
 )
-from zerokit.domain.hardware import Chip, Gpu
-from zerokit.domain.partial_sums import Processors
+from zerokit.domain.hardware import Chip, Gpu, Processors
 from zerokit.errors import InputError
 from zerokit.strictload import Document
 from zerokit.units import GIB, MIB, format_gib

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from zerokit.strictload import Document, load_yaml
-from zerokit.suggest import alike, alternatives, misspelt, much_alike
 from zerokit.values import frozen_dataclass
 
 _WANTED = {
@@ -80,6 +79,8 @@ def _check(document: Document, key: str, value: Any, field: Field) -> None:
 
 
 def _closest(key: str, fields: Mapping[str, Field]) -> str:
+    from zerokit.suggest import alike
+
     close = alike(key, fields)
     return f"; did you mean {close[0]!r}?" if close else f"; use one of {', '.join(fields)}"
 
@@ -162,5 +163,7 @@ def incomplete(candidates: Sequence[str]) -> str:
 def suggestions(text: str, names: Sequence[str]) -> str:
     """``did you mean …?`` with a space after it, or nothing where no name is alike."""
     typed = text.lower().rpartition("/")[2]
+    from zerokit.suggest import alternatives, misspelt, much_alike
+
     close = misspelt(typed, names, most=_MOST_LISTED, unfinished=True) or much_alike(typed, names)
     return f"did you mean {alternatives(close)}? " if close else ""

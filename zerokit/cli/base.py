@@ -165,7 +165,7 @@ def quiet_option() -> click.Option:
 
 def unknown_option(error: click.NoSuchOption) -> str:
     """What to say of an option that a command does not have: what is written instead, or where it belongs."""
-    from zerokit.planner.other_names import in_place_of_accelerate_yaml, instead
+    from zerokit.planner.options import in_place_of_accelerate_yaml, instead
 
     context, name = error.ctx, error.option_name
     path = context.command_path if context is not None else program()

@@ -184,7 +184,7 @@ def _answer(
 
 
 def _colour(planned: PlannedStrategy) -> str | None:
-    """Of the line that says whether it fits: green, yellow where that is not sure or hardly, red."""
+    """Colour of the line that says whether it fits: green, yellow where that is not sure or hardly, red."""
     if not planned.fits:
         return None if planned.fits is None else "red"
     memory, cluster = planned.candidate.memory, planned.cluster

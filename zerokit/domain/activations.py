@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 
-from zerokit.domain.partial_sums import Processors, partial_column_sums
+from zerokit.domain.hardware import Processors, partial_column_sums
 from zerokit.values import frozen_dataclass, replace
 
 Polynomial = tuple[float, float, float, float, float, float]
@@ -156,9 +156,10 @@ class ActivationTrace:
 
     def _names(self, runs: Iterable[Run]) -> Iterator[tuple[str, str]]:
         for run in runs:
+            marks = [(mark.kind, *_parts(mark.name)) for mark in self.segments[run.segment]]
             for layer in run.layers():
-                for mark in self.segments[run.segment]:
-                    yield mark.kind, _absolute(mark.name, run.stack, layer)
+                for kind, name, offset in marks:
+                    yield kind, name if offset is None else f"{run.stack}.{layer + offset}{name}"
 
     def timeline(self, micro_batch: int, seq_len: int, processors: Processors | None = None) -> Timeline:
         """Live activation bytes at every mark for this micro-batch and sequence length. ``processors``: of
@@ -228,11 +229,12 @@ def _shorten(runs: Iterable[Run], keep: int) -> Iterator[Run]:
         yield replace(run, start=tail, count=keep, jump=run.count - 2 * keep)
 
 
-def _absolute(name: str, stack: str, layer: int) -> str:
+def _parts(name: str) -> tuple[str, int | None]:
+    """A mark's name, or what follows its layer in it, whose number the offset is added to."""
     if not name.startswith("{"):
-        return name
+        return name, None
     offset, _, rest = name[1:].partition("}")
-    return f"{stack}.{layer + int(offset)}{rest}"
+    return rest, int(offset)
 
 
 @frozen_dataclass

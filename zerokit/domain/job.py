@@ -90,7 +90,7 @@ class Job:
         images: of each sequence, for a model with a vision tower; ``None``: text alone.
         use_reentrant_checkpointing: whether its full checkpointing is reentrant; None: as its trainer's is.
         keeps_recomputed: the versions of Transformers and DeepSpeed are such that reentrant checkpoints keep
-            frozen weights under ZeRO-3 (``zerokit.memory.recomputed_weights``).
+            frozen weights under ZeRO-3 (``zerokit.memory.rank_model``).
         trainer: whose defaults hold: a key of :data:`zerokit.domain.trainers.TRAINERS`.
     """
 
@@ -128,6 +128,13 @@ class Job:
     def row_tokens(self) -> int:
         """Tokens of a row of the data, which counts once in a batch."""
         return self.seq_len * self.defaults.sequences
+
+    @property
+    def serving_tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt, and in the cache at its longest. The last one made never enters the cache."""
+        if self.new_tokens is None:
+            return self.seq_len, self.seq_len
+        return max(1, self.seq_len - self.new_tokens), max(1, self.seq_len - 1)
 
     def is_reentrant(self, settings: TrainingSettings) -> bool:
         """Whether checkpointing is reentrant under these settings."""

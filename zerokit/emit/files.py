@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerokit.domain.ddp_settings import ddp
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Strategy
 from zerokit.domain.training_settings import TORCH_NAMES
@@ -143,12 +142,16 @@ def _ddp_files(strategy: Strategy, job: Job, nodes: int, folder: Path) -> PlanFi
 def _ddp_config(strategy: Strategy, nodes: int) -> dict[str, Any]:
     """Accelerate's YAML of one GPU, or of several that each hold the whole model (accelerate 1.15,
     commands/config/config_args.py)."""
+    from zerokit.domain.ddp_settings import ddp
+
     settings, kind = ddp(strategy.settings), "MULTI_GPU" if strategy.world_size > 1 else "NO"
     return fsdp2.plain_config(strategy, nodes, kind, settings.precision if settings.autocast else "no")
 
 
 def _ddp_must(strategy: Strategy, job: Job) -> list[str]:
     """What only the script can do: load the weights in their dtype, and checkpoint."""
+    from zerokit.domain.ddp_settings import ddp
+
     settings = ddp(strategy.settings)
     dtype = TORCH_NAMES["fp32" if settings.weight_bytes == 4 else settings.precision]
     todo = [f"load the weights with from_pretrained(…, dtype=torch.{dtype})"]

@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import Any
 
 from zerokit import __version__
-from zerokit.domain import environment as variables
 from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
 from zerokit.domain.fsdp2_config import from_accelerate
@@ -24,7 +23,6 @@ from zerokit.errors import FileInputError, InputError
 from zerokit.files import write_whole
 from zerokit.strictload import Document, load_yaml
 from zerokit.strictload.yamltext import dump_yaml
-from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_gib, parse_bytes, parse_count, parse_share
 from zerokit.values import frozen_dataclass, replace
 
@@ -167,7 +165,9 @@ class PlanFile:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that the plan sets; each was checked against the list of those it may set."""
-        return variables.as_text(self.chosen.get("environment") or {})
+        from zerokit.domain.environment import as_text
+
+        return as_text(self.chosen.get("environment") or {})
 
     @property
     def nodes(self) -> int:
@@ -326,14 +326,20 @@ def is_of_something_else(path: pathlib.Path) -> bool:
 
 
 def _missing(folder: pathlib.Path) -> str:
+    from zerokit.suggest import folder_alike
+
     if (similar := folder_alike(folder, holding=FILE_NAME)) is not None:
         return f"there is no plan; did you mean {similar}?"
     return f"there is no plan; make one with: zerokit plan --out {folder} …"
 
 
 def _check_environment(document: Document) -> None:
-    for name, value in (document.value["chosen"].get("environment") or {}).items():
-        problem = variables.problem_of(name, value)
+    if not (variables := document.value["chosen"].get("environment")):
+        return
+    from zerokit.domain.environment import problem_of
+
+    for name, value in variables.items():
+        problem = problem_of(name, value)
         if problem is not None:
             raise document.error(("chosen", "environment", name), f"chosen.environment.{problem}")
 

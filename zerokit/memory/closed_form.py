@@ -16,16 +16,19 @@ from zerokit.domain.model_shape import EAGER_SCORE_BYTES, MATH_SCORE_BYTES, Gemm
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.trainers import NOT_FUSED
-from zerokit.memory import recomputed_weights
 from zerokit.memory.card import min_vram_bytes
 from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.host import pinned, process_bytes
-from zerokit.memory.inference import tokens
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
-from zerokit.memory.rank_model import ElementBytes, prepared_bytes
-from zerokit.memory.replay.model_states import CUBLAS_THREADS, runs_bf16_optimizer
-from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, state_bytes
+from zerokit.memory.rank_model import ElementBytes, prepared_bytes, recomputed_notes, recomputed_weights_stay
+from zerokit.memory.replay.model_states import (
+    CUBLAS_THREADS,
+    managed_bytes,
+    optimizer_bytes,
+    runs_bf16_optimizer,
+    state_bytes,
+)
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
@@ -395,7 +398,7 @@ def estimate_analytic(
     table = table if job.method == "full" and strategy.pipeline_parallel == 1 else 0.0
     waiting = table if strategy.settings.divides_gradients else 0.0
     piled = gradients.get(Component.GRADIENTS, 0.0) + waiting
-    last = sizes.frozen_bytes if recomputed_weights.stay(job, strategy) else gathered
+    last = sizes.frozen_bytes if recomputed_weights_stay(job, strategy) else gathered
     backward = _highest(
         {**in_layer, **gradients, Component.GRADIENTS: piled},
         {**at_loss, **before, Component.LOSS: losses[1]},
@@ -604,7 +607,7 @@ def _finish(
             *_uncounted_adapters(shape, job),
             *([NOT_FUSED] if job.fuses_adapters else []),
             *load_notes(sizes.weight_bytes, strategy, job),
-            *recomputed_weights.notes(job, strategy),
+            *recomputed_notes(job, strategy),
         ),
         basis=CLOSED_FORM,
     )
@@ -621,7 +624,7 @@ def _inference(
 ) -> MemoryEstimate:
     """Weights, the KV cache at its longest, one layer's working set for a prompt, the last token's logits."""
     element_bytes, tp, micro = sizes.element_bytes, strategy.tensor_parallel, strategy.settings.micro_batch
-    prompt, longest = tokens(job)
+    prompt, longest = job.serving_tokens
     cache = sum(
         stack.layers * element_bytes * stack.kv_width * micro * longest / min(tp, shape.kv_heads)
         for stack in shape.stacks

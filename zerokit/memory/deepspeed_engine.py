@@ -17,9 +17,7 @@ from zerokit.memory.host import host_components
 from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay import step
 from zerokit.memory.replay.model_states import flattening_bytes as flattening_of
-from zerokit.memory.replay.optimizers import least_state_bytes
-from zerokit.memory.replay.partition import partition
-from zerokit.memory.sequence_parallel import exchange_of, with_exchanges, with_sequence_peers
+from zerokit.memory.replay.model_states import least_state_bytes, partition
 from zerokit.values import replace
 
 
@@ -115,6 +113,8 @@ class DeepSpeed(Engine[DeepSpeedSettings]):
         checkpointed: bool,
     ) -> tuple[ActivationTrace, str]:
         """The trace with Ulysses' exchanges, where the model's heads are known."""
+        from zerokit.memory.sequence_parallel import exchange_of, with_exchanges
+
         exchange = exchange_of(profile, degree, settings)
         if exchange is None:
             return trace, "Ulysses' exchanges left out: the model's heads are not known"
@@ -124,7 +124,11 @@ class DeepSpeed(Engine[DeepSpeedSettings]):
     def settings_of_replay(self, strategy: Strategy, gpu: Gpu) -> DeepSpeedSettings:
         """The settings with all that DeepSpeed's own bytes do not depend on made equal."""
         settings = _shared_settings(deepspeed(strategy.settings))
-        return settings if strategy.sequence_parallel == 1 else with_sequence_peers(settings, gpu)
+        if strategy.sequence_parallel == 1:
+            return settings
+        from zerokit.memory.sequence_parallel import with_sequence_peers
+
+        return with_sequence_peers(settings, gpu)
 
     def layers_kept(self, model: RankModel, settings: DeepSpeedSettings) -> int | None:
         """Layers at either end of a stack beyond which ZeRO-3 looks neither ahead nor back: what it gathers

@@ -11,10 +11,9 @@ from functools import lru_cache
 
 from zerokit.domain.activations import ActivationTrace, Pass, Run, Timeline, evaluate
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
-from zerokit.domain.hardware import Cluster, Gpu
+from zerokit.domain.hardware import Cluster, Gpu, Processors
 from zerokit.domain.hf_classes import has_other_layers
 from zerokit.domain.job import Job
-from zerokit.domain.partial_sums import Processors
 from zerokit.domain.profile import (
     ModelProfile,
     Variant,
@@ -25,15 +24,19 @@ from zerokit.domain.profile import (
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.trainers import NOT_FUSED
 from zerokit.domain.training_settings import TrainingSettings
-from zerokit.memory import card, recomputed_weights
+from zerokit.memory import card
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
 from zerokit.memory.engines import engine_of
 from zerokit.memory.fused_loss import LossSize, fused_loss, head_marks, loss_size, with_loss, with_score_head
 from zerokit.memory.host import activation_copies
-from zerokit.memory.inference import estimate_serving, serving_traces
-from zerokit.memory.pipeline import can_be_cut, stages
 from zerokit.memory.rank_estimate import Degrees, rank_estimate
-from zerokit.memory.rank_model import ElementBytes, RankModel, rank_model
+from zerokit.memory.rank_model import (
+    ElementBytes,
+    RankModel,
+    rank_model,
+    recomputed_notes,
+    recomputed_weights_stay,
+)
 from zerokit.memory.replay.step import RankBytes
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
@@ -49,6 +52,8 @@ def least_vram_bytes(profile: ModelProfile, job: Job, strategy: Strategy, cluste
         KeyError: the profile does not cover the strategy (ask ``estimate.covers`` first).
     """
     if job.inference:
+        from zerokit.memory.inference import estimate_serving
+
         return estimate_serving(profile, job, strategy, cluster).min_vram_bytes
     tokens = max(1, job.seq_len // strategy.sequence_parallel)
     usable = usable_trace(profile, job, strategy)
@@ -221,12 +226,19 @@ CATALOGUE_LORA_RANK = 16
 def covers(profile: ModelProfile, job: Job, strategy: Strategy) -> bool:
     """Whether the profile has what an estimate of this strategy needs."""
     if job.inference:
+        from zerokit.memory.inference import serving_traces
+
         return serving_traces(profile, job, strategy) is not None
     if not replayed(job, strategy) or not engine_of(strategy.settings).knows(profile):
         return False
     usable = usable_trace(profile, job, strategy)
-    if usable is None or (strategy.pipeline_parallel > 1 and not can_be_cut(profile, usable[1])):
+    if usable is None:
         return False
+    if strategy.pipeline_parallel > 1:
+        from zerokit.memory.pipeline import can_be_cut
+
+        if not can_be_cut(profile, usable[1]):
+            return False
     return not needs_graphless(job) or all(_checkpointed(profile, job, strategy, usable))
 
 
@@ -296,6 +308,8 @@ def estimate_traced(
         KeyError: the profile does not cover the strategy (ask :func:`covers` first).
     """
     if job.inference:
+        from zerokit.memory.inference import estimate_serving
+
         return estimate_serving(profile, job, strategy, cluster)
     usable = usable_trace(profile, job, strategy)
     if usable is None:
@@ -309,7 +323,7 @@ def estimate_traced(
         sharing.append(Note("shared-sequences", f"activations are of the sequence's share, {how}"))
     copy = "narrow copy" if job.defaults.narrow_reference else "copy"
     reference = (copy if job.method == "full" else "base") if job.defaults.reference else ""
-    stay = recomputed_weights.stay(job, strategy)
+    stay = recomputed_weights_stay(job, strategy)
     kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups, job.defaults.compares)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
     model = with_score_head(rank_model(profile, variant, trace, *of_job))
@@ -341,7 +355,7 @@ def estimate_traced(
         *sharing,
         *_instead_notes(profile, variant, job, strategy),
     )
-    notes = (*notes, *recomputed_weights.notes(job, strategy))
+    notes = (*notes, *recomputed_notes(job, strategy))
     if peak < max(rank.peak_allocated_bytes for rank in ranks):
         notes = (*notes, FLATTENS_ON_GPU)
     if strategy.recomputed(job.attention) == "selective":
@@ -456,6 +470,8 @@ def _pipeline(
     adapters: tuple[int, int] | None,
 ) -> MemoryEstimate:
     """Every stage as a model of its own; ranks in the order of ``PipeModelDataParallelTopology``."""
+    from zerokit.memory.pipeline import stages
+
     settings, tokens = deepspeed(strategy.settings), tokens_of_a_rank(job, strategy)
     shared = engine_of(settings).settings_of_replay(strategy, cluster.gpu)
     degrees = Degrees.of(strategy, cluster)

@@ -11,14 +11,16 @@ from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import HostComponent
 from zerokit.memory.rank_model import ElementBytes, RankModel
 from zerokit.memory.replay.model_states import (
+    Partition,
+    managed_bytes,
     on_device,
+    optimizer_bytes,
+    optimizer_values,
     second_state_bytes,
     share_bytes,
     shares,
     stepped_tensors,
 )
-from zerokit.memory.replay.optimizers import managed_bytes, optimizer_bytes, optimizer_values
-from zerokit.memory.replay.partition import Partition
 from zerokit.units import MIB
 
 PROCESS_BYTES = 1060 * MIB

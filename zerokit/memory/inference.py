@@ -19,8 +19,7 @@ from zerokit.memory import card
 from zerokit.memory.components import Component, LazyMapping, Ledger, by_key, in_ram, on_nvme
 from zerokit.memory.host import host_components
 from zerokit.memory.rank_model import Overlay, RankModel, highest, rank_model, where
-from zerokit.memory.replay.model_states import most_while_building, share_bytes
-from zerokit.memory.replay.partition import partition
+from zerokit.memory.replay.model_states import most_while_building, partition, share_bytes
 from zerokit.memory.replay.zero_3_parameters import Parameters
 from zerokit.notes import Note
 from zerokit.units import format_gib
@@ -44,13 +43,6 @@ def traceable(job: Job, strategy: Strategy) -> bool:
     return job.quantization == "none" or (not settings.divides_weights and strategy.tensor_parallel == 1)
 
 
-def tokens(job: Job) -> tuple[int, int]:
-    """(of the prompt, in the cache at its longest). The last token made never enters the cache."""
-    if job.new_tokens is None:
-        return job.seq_len, job.seq_len
-    return max(1, job.seq_len - job.new_tokens), max(1, job.seq_len - 1)
-
-
 def serving_traces(
     profile: ModelProfile, job: Job, strategy: Strategy
 ) -> dict[str, tuple[Variant, ActivationTrace]] | None:
@@ -58,7 +50,7 @@ def serving_traces(
     if not traceable(job, strategy):
         return None
     traces = {}
-    for phase, length in zip(("prefill", "decode"), tokens(job), strict=True):
+    for phase, length in zip(("prefill", "decode"), job.serving_tokens, strict=True):
         if phase not in inference_phases(profile.head):
             continue
         variant = Variant.of(job, strategy, phase)
@@ -103,7 +95,7 @@ def _passes(
     traces = serving_traces(profile, job, strategy)
     if traces is None:
         raise KeyError(Variant.of(job, strategy, "prefill").key)
-    prompt, longest = tokens(job)
+    prompt, longest = job.serving_tokens
     return [
         _phase(
             rank_model(profile, variant, trace, cublas_bytes=cublas_bytes),
@@ -285,7 +277,7 @@ def _assumptions(
     if profile.head not in ("", "causal"):
         text = f"one pass over {batch} × {job.seq_len:,} tokens, traced from the model itself ({versions})"
         return (Note("traced-pass", text),)
-    prompt, longest = tokens(job)
+    prompt, longest = job.serving_tokens
     peaks = {one.name: format_gib(one.peak) for one in passes}
     generated = (
         f"generation as Transformers' generate does it, greedy, with its DynamicCache, traced from the model "

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from zerokit.domain.activations import ActivationTrace, Mark, Run, Timeline
-from zerokit.domain.partial_sums import Processors
+from zerokit.domain.hardware import Processors
 from zerokit.domain.profile import ModelProfile, Parameter
 from zerokit.memory.rank_model import RankModel
 from zerokit.values import frozen_dataclass, replace

@@ -11,8 +11,41 @@ from operator import add
 from zerokit.domain.activations import ActivationTrace, Pass
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.domain.hardware import HOPPER_CUBLAS_WORKSPACE_BYTES
+from zerokit.domain.job import Job
 from zerokit.domain.profile import ModelProfile, Parameter, Variant
+from zerokit.domain.strategy import Strategy
+from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
+
+# Frozen weights that ZeRO-3 gathers to compute a layer again, and what releases them.
+#
+# DeepSpeed leaves them to the module whose backward began last (from 0.19.3 on,
+# runtime/zero/partitioned_param_coordinator.py:393). Within a reentrant checkpoint of a layer's call, as of
+# Transformers before 5.23, no hook of the layer has begun one: they are left to the whole model, and stay
+# until its backward ends. Seen with 5.17 on two H200s (``qwen3-4b.lora.documented`` of
+# benchmarks/measure/data/race.jsonl) and on CPU ranks.
+
+
+def recomputed_weights_stay(job: Job, strategy: Strategy) -> bool:
+    """Whether all frozen weights that are gathered again are there at the end of backward."""
+    settings = strategy.settings
+    is_reentrant = strategy.checkpointing == "full" and job.is_reentrant(settings)
+    has_frozen = job.method != "full" and not job.inference
+    divides = settings.divides_weights and strategy.zero_ranks > 1
+    return job.keeps_recomputed and is_reentrant and has_frozen and divides
+
+
+def recomputed_notes(job: Job, strategy: Strategy) -> tuple[Note, ...]:
+    """What to say where they stay."""
+    if not recomputed_weights_stay(job, strategy):
+        return ()
+    text = (
+        "reentrant checkpoints of Transformers before 5.23, under DeepSpeed 0.19.3 or newer: ZeRO-3 keeps "
+        "every frozen weight that it gathers until backward ends, and that is counted; ⟨reentrant⟩ off, or "
+        "Transformers 5.23, releases them layer by layer"
+    )
+    return (Note("recomputed-weights-stay", text),)
+
 
 FP64 = 8  # bytes; gradient norms accumulate in it (zero/utils.py:59 get_norm_dtype)
 DTYPE_BYTES = {
@@ -46,7 +79,7 @@ class RankModel:
         cublas_bytes: what cuBLAS keeps on its GPU for each thread that multiplies; 0: there is no cuBLAS.
         loads_on_gpu: see ``Job.loads_on_gpu``.
         kbit_prepared: see ``Job.kbit_prepared``.
-        keeps_recomputed: see ``zerokit.memory.recomputed_weights``.
+        keeps_recomputed: see ``zerokit.memory.rank_model``.
         optimizer_groups: see ``Job.optimizer_groups``.
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
             beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,

@@ -26,7 +26,7 @@ from zerokit.domain.job import Job
 from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Candidate, Saving, Strategy
 from zerokit.memory.closed_form import trainable_parameters
-from zerokit.memory.replay.optimizers import client, managed_bytes, optimizer_values, state_bytes
+from zerokit.memory.replay.model_states import client, managed_bytes, optimizer_values, state_bytes
 from zerokit.notes import Note
 from zerokit.units import format_gib
 from zerokit.values import replace

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, MemoryEstimate, RankEstimate, Saving, Strategy, TimeEstimate
 from zerokit.emit.accelerate import parallelism_environment
 from zerokit.emit.files import emitter_of
@@ -26,6 +25,7 @@ from zerokit.units import counted, format_gib, format_seconds, format_seconds_ra
 from zerokit.values import frozen_dataclass
 
 if TYPE_CHECKING:
+    from zerokit.domain.script_profile import ScriptProfile
     from zerokit.trainer_files.reading import TrainerFile
 
 STRATEGY_FIELDS = (

@@ -10,8 +10,7 @@ from typing import Any
 from zerokit.domain.hardware import UNKNOWN_NETWORK_BYTES_PER_SECOND, Cluster, Gpu
 from zerokit.errors import InputError
 from zerokit.notes import Note, notes_of
-from zerokit.planner import other_names
-from zerokit.planner.options import BY_NAME
+from zerokit.planner.options import BY_NAME, VALUES
 from zerokit.units import (
     counted,
     format_gib,
@@ -39,7 +38,7 @@ def choice(options: Mapping[str, Any], name: str) -> str | None:
     if value is None or value == "auto":
         return None
     if value not in allowed:
-        hint = other_names.VALUES.get((name, str(value).lower()))
+        hint = VALUES.get((name, str(value).lower()))
         raise InputError(f"⟨{name}⟩ {value}: " + (hint or f"use one of {', '.join(allowed)}"))
     return str(value)
 

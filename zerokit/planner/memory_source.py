@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerokit.commands import command_text
-from zerokit.domain.depth import at_depth
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.model_shape import ALL_LINEAR, ModelShape
 from zerokit.domain.phases import BY_NAME
 from zerokit.domain.profile import ModelProfile, Variant, variants_of
-from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 from zerokit.domain.settings import sharing_option
 from zerokit.domain.strategy import REHEARSED, MemoryEstimate, RankEstimate, Strategy
 from zerokit.errors import INSTALL_TRAINING, InputError, MemoryUnknown
@@ -35,13 +33,14 @@ from zerokit.memory.estimate import (
     not_replayed,
     replayed,
 )
-from zerokit.memory.inference import traceable
 from zerokit.memory.quantised_load import not_packed_note
 from zerokit.notes import Note, Topic
 from zerokit.search.space import MemoryModel
-from zerokit.suggest import misspelt
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
+
+if TYPE_CHECKING:
+    from zerokit.domain.script_profile import RehearsedStrategy, ScriptProfile
 
 _WITH_THESE_OPTIONS = "`zerokit estimate` with these options"
 ITS_BUCKETS = "with DeepSpeed's default buckets"
@@ -127,6 +126,8 @@ class Source:
         """
         if job.lora is None or job.lora.targets == (ALL_LINEAR,):
             return
+        from zerokit.suggest import misspelt
+
         profile = self.profile or self.other_version
         if profile is not None:
             modules = [p.name.rpartition(".")[0] for p in profile.parameters if len(p.shape) == 2]
@@ -243,7 +244,11 @@ def _not_traced(why: str) -> Note:
 
 def _can_be_traced(job: Job, strategy: Strategy) -> bool:
     """Whether a trace would serve an estimate of the strategy; no plan for QLoRA under ZeRO-3 has one."""
-    return traceable(job, strategy) if job.inference else replayed(job, strategy)
+    if not job.inference:
+        return replayed(job, strategy)
+    from zerokit.memory.inference import traceable
+
+    return traceable(job, strategy)
 
 
 @frozen_dataclass
@@ -269,6 +274,8 @@ class Model(MemoryModel):
 
     def of_layers(self, job: Job, strategy: Strategy, cluster: Cluster, layers: int) -> MemoryEstimate | None:
         """The estimate for a model with so many of the layers; None: they are not alike, or not traced."""
+        from zerokit.domain.depth import at_depth
+
         profile = self.source.covering(job, strategy)
         few = None if profile is None else at_depth(profile, layers)
         if few is None or not covers(few, job, strategy):

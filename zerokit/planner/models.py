@@ -25,7 +25,6 @@ from zerokit.machine.versions import installed
 from zerokit.notes import Note, notes_of
 from zerokit.planner.image_models import RequestedImages, built_with_images, processor_of
 from zerokit.planner.memory_source import ITS_BUCKETS, Model, Say, Source, note_on_trace, silent
-from zerokit.suggest import folder_alike
 from zerokit.units import counted, format_count, parse_count
 from zerokit.values import frozen_dataclass, replace
 
@@ -264,6 +263,8 @@ def _named(model: str, single: bool, say: Say, images: RequestedImages | None) -
     try:
         entry, notes = models.resolve(model)
     except InputError as error:
+        from zerokit.suggest import folder_alike
+
         if (folder := folder_alike(Path(model), holding=MODEL_CONFIG)) is not None:
             raise InputError(f"{error.marked}; there is a model in {folder}") from None
         if not is_repository(model):

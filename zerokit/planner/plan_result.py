@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from zerokit.commands import DEFAULT_FOLDER
 from zerokit.domain.hardware import Cluster
 from zerokit.domain.job import Job
-from zerokit.domain.script_profile import ScriptProfile
 from zerokit.domain.strategy import Candidate, Strategy
 from zerokit.errors import InputError
 from zerokit.fields import all_as_options, as_options, plain
@@ -36,6 +35,7 @@ from zerokit.units import counted
 from zerokit.values import frozen_dataclass, replace
 
 if TYPE_CHECKING:
+    from zerokit.domain.script_profile import ScriptProfile
     from zerokit.planner.against import Against
     from zerokit.planner.memory_source import Say
     from zerokit.trainer_files.giving_back import Change

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerokit.domain.hardware import Gpu
-from zerokit.domain.partial_sums import Processors
+from zerokit.domain.hardware import Gpu, Processors
 from zerokit.domain.settings import SETTINGS
 from zerokit.errors import InputError
 from zerokit.memory.card import DEFAULT_CONTEXT_BYTES, NCCL_BYTES

@@ -3,7 +3,7 @@
 Every legal combination is enumerated. Each family (degrees, placement, checkpointing,
 micro-batch) enters a queue under the time of its fastest knobs, which no other knobs beat; memory
 is asked only of what comes to the front. What fits, but so narrowly that the allocator's retries cost
-time (``zerokit.timing.allocator_retries``), enters again under its time with them. So the first that
+time (``zerokit.timing.step_time``), enters again under its time with them. So the first that
 comes to the front settled is the fastest that fits, without the memory of the slower ones being
 computed: exhaustive, and quick.
 """
@@ -25,7 +25,7 @@ from zerokit.memory.card import EXPANDABLE_BYTES
 from zerokit.search.engine import Placement, Sizes
 from zerokit.search.engines import build_strategy, engine_of
 from zerokit.search.space import Layout, Space, batches, checkpointings, layout_violation, layouts
-from zerokit.timing.allocator_retries import most_spare_bytes, spare_bytes
+from zerokit.timing.step_time import most_spare_bytes, spare_bytes
 from zerokit.values import frozen_dataclass
 
 

@@ -289,7 +289,7 @@ HUGGING_FACE = Constants(
     # 8 GiB in pages of 20 MiB on an H200: 13 to 16 ms to give back and 14 to 22 to map, alone; 30 and 31
     # with a second GPU of the host doing the same (benchmarks/measure/data/kernels.jsonl, remap)
     remap_seconds_per_byte=4e-3 / 2**30,
-    # zerokit/timing/allocator_retries.py says what was measured
+    # zerokit/timing/step_time.py says what was measured
     cached_bytes=0.75 * 2**30,
     most_retries=2.0,
 )

@@ -67,6 +67,7 @@ class Zero3Order:
         self._narrow = narrow
         self._above: dict[int, _Large] = {}
         self._gathers: dict[tuple[int, int], tuple[int, int]] = {}
+        self._reductions: dict[int, int] = {}
 
     def gathers(self, zero: ZeroSettings) -> tuple[float, float]:
         """Gathers of one micro-batch: in forward, and in backward, ``anew`` apart."""
@@ -128,12 +129,15 @@ class Zero3Order:
 
     def reductions(self, zero: ZeroSettings) -> int:
         """Reduce-scatters of one micro-batch, all weights trained."""
-        count, filled = 1, 0.0
-        for size in reversed(self._sizes):
-            if filled and filled + size > zero.reduce_bucket_size:
-                count, filled = count + 1, 0.0
-            filled += size
-        return count
+        bucket = zero.reduce_bucket_size
+        if bucket not in self._reductions:
+            count, filled = 1, 0.0
+            for size in reversed(self._sizes):
+                if filled and filled + size > bucket:
+                    count, filled = count + 1, 0.0
+                filled += size
+            self._reductions[bucket] = count
+        return self._reductions[bucket]
 
 
 def _layer(stack: Stack, shape: ModelShape, adapters: Lora | None) -> list[_Tensor]:

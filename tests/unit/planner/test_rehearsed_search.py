@@ -80,7 +80,7 @@ def test_where_that_takes_too_long_it_is_said() -> None:
 
 
 def test_more_layers_tell_how_long_a_step_of_the_choice_takes() -> None:
-    """The first choice takes three times as long as a few layers said: the next one stands, itself deepened."""
+    """The first choice takes three times as long as a few layers said: the next stands, itself deepened."""
     seen: list[str] = []
     deepened: list[Strategy] = []
     few = takes(100, (3, 16), seen)

@@ -15,8 +15,9 @@ from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
 from zerokit.memory.host import process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, layers_of
-from zerokit.memory.replay.model_states import Persistent, beside_states
-from zerokit.memory.replay.optimizers import (
+from zerokit.memory.replay.model_states import (
+    Persistent,
+    beside_states,
     client,
     managed_bytes,
     own_state_bytes,

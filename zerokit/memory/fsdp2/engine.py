@@ -14,13 +14,16 @@ from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
-from zerokit.memory.fsdp2.context_parallel import ring_of, with_ring
-from zerokit.memory.fsdp2.groups import constant_bytes, groups_of, own_shares, shares_of
-from zerokit.memory.fsdp2.weights import Weights
+from zerokit.memory.fsdp2.weights import Weights, constant_bytes, groups_of, own_shares, shares_of
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
-from zerokit.memory.replay.model_states import Persistent, beside_states
-from zerokit.memory.replay.optimizers import optimizer_name, own_state_bytes, step_temporary_bytes
+from zerokit.memory.replay.model_states import (
+    Persistent,
+    beside_states,
+    optimizer_name,
+    own_state_bytes,
+    step_temporary_bytes,
+)
 from zerokit.memory.replay.step import Instant, MicroStep, RankBytes
 from zerokit.notes import Note
 
@@ -216,6 +219,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
             }
         return ", ".join(words for words, holds in unknown.items() if holds)
 
+    @lru_cache(maxsize=256)  # noqa: B019 - there is one engine
     def knows(self, profile: ModelProfile) -> bool:
         """Whether the model is a decoder of one list of layers, its weights all in one dtype: others are
         grouped by the classes that Transformers names (``_no_split_modules``), which a profile does not
@@ -259,6 +263,8 @@ class Fsdp2(Engine[Fsdp2Settings]):
         checkpointed: bool,
     ) -> tuple[ActivationTrace, str]:
         """The trace with the ring of context parallelism."""
+        from zerokit.memory.fsdp2.context_parallel import ring_of, with_ring
+
         shape = from_config(profile.hf_config, name=profile.name)
         ring = ring_of(shape, degree, settings.parameter_bytes, settings.rotation)
         return with_ring(

@@ -2,22 +2,241 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 
+from zerokit.domain.client_optimizers import ClientOptimizer, client_optimizer
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
-from zerokit.memory.components import Component
-from zerokit.memory.rank_model import ElementBytes, RankModel
-from zerokit.memory.replay.optimizers import (
-    client,
-    optimizer_bytes,
-    optimizer_name,
-    state_bytes,
-    step_temporary_bytes,
-)
-from zerokit.memory.replay.partition import GradientReduction, Partition
-from zerokit.values import frozen_dataclass
+from zerokit.domain.training_settings import TrainingSettings
+from zerokit.memory.components import Component, Ledger
+from zerokit.memory.rank_model import ElementBytes, Overlay, RankModel, block
+from zerokit.values import frozen_dataclass, replace
+
+OPTIMIZER_STATES = {
+    "adam": 2, "adamw": 2, "fusedadam": 2, "onebitadam": 2, "lamb": 2, "fusedlamb": 2,
+    "lion": 1, "sgd": 0, "adagrad": 1, "muon": 1, "cpuadam": 2, "deepspeedcpuadam": 2,
+    "adadelta": 2, "adafactor": 1, "adamax": 2, "asgd": 1, "nadam": 2, "radam": 2, "rmsprop": 1, "rprop": 2,
+}  # fmt: skip
+"""Values per parameter that the optimizer keeps beside the master weight. ZeRO steps flat partitions, of
+which Adafactor, made for rows and columns of matrices, keeps a whole variance
+(torch/optim/_adafactor.py)."""
+
+FOREACH_TEMPORARIES = {
+    "adagrad": 2, "adadelta": 2, "adafactor": 1, "adamax": 1, "asgd": 1, "nadam": 1, "radam": 1, "rmsprop": 1,
+    "rprop": 3,
+}  # fmt: skip
+"""Lists of temporaries of torch's own optimizers that work on lists of tensors, where it is not none (torch
+2.13, measured; Rprop's 2.25 rounded up)."""
+
+
+def optimizer_name(settings: TrainingSettings) -> str:
+    """Type of the optimizer in the configuration, in lower case."""
+    return (settings.optimizer or "AdamW").lower()
+
+
+def client(settings: TrainingSettings) -> ClientOptimizer | None:
+    """The optimizer that the script makes, where it is one that is known."""
+    return client_optimizer(settings.client_optimizer)
+
+
+def optimizer_values(settings: TrainingSettings) -> int:
+    """State values per parameter of the configured optimizer."""
+    if (client_made := client(settings)) is not None:
+        return client_made.values
+    name = optimizer_name(settings)
+    if name == "sgd" and settings.momentum:
+        return 1
+    return OPTIMIZER_STATES.get(name, 2)
+
+
+def optimizer_bytes(settings: TrainingSettings) -> int:
+    """Bytes of state per parameter of an optimizer that keeps its values as its engine's optimizers do."""
+    return optimizer_values(settings) * settings.state_element_bytes
+
+
+def state_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
+    """Bytes of optimizer state that torch allocates for tensors of so many elements each."""
+    client_made = client(settings)
+    if client_made is None:
+        return sum(tensors) * optimizer_bytes(settings)
+    return client_made.code_bytes(tensors) + sum(client_made.device_bytes(elements) for elements in tensors)
+
+
+def own_state_bytes(
+    settings: TrainingSettings, tensors: Sequence[tuple[int, int]], wide: Container[int] = ()
+) -> int:
+    """Bytes of the states of tensors, (elements, bytes of one) each, that are stepped as the script has them:
+    torch's are like the tensors, and a fused Adam keeps its step counters on the GPU too
+    (torch/optim/adamw.py); others have dtypes of their own. ``wide``: positions of those in 32 bits."""
+    made = client(settings)
+    if made is None or made.like_stepped:
+        fused = made is None and "adam" in optimizer_name(settings) and not settings.torch_adam
+        counters = len(tensors) * block(4) if fused else 0
+        return optimizer_values(settings) * sum(block(numel * size) for numel, size in tensors) + counters
+    rows = [(replace(made, bits=32) if i in wide else made, *tensor) for i, tensor in enumerate(tensors)]
+    codes = made.code_bytes(numel for row, numel, _ in rows if row is made)
+    return codes + sum(block(row.device_bytes(numel, size)) for row, numel, size in rows)
+
+
+def managed_bytes(settings: TrainingSettings, tensors: Sequence[int]) -> int:
+    """Bytes of optimizer state in CUDA managed memory, which torch does not count."""
+    client_made = client(settings)
+    return sum(client_made.managed_bytes(elements) for elements in tensors) if client_made is not None else 0
+
+
+def least_state_bytes(settings: TrainingSettings) -> int:
+    """Bytes of state per parameter that torch allocates at least."""
+    client_made = client(settings)
+    if client_made is None:
+        return optimizer_bytes(settings)
+    return 0 if client_made.paged else client_made.values * client_made.bits // 8
+
+
+def step_temporary_bytes(settings: TrainingSettings, tensors: Sequence[int], size: int) -> int:
+    """What the step of tensors of so many elements, ``size`` bytes in all, allocates at its peak. DeepSpeed's
+    fused kernels need nothing, nor does torch's SGD."""
+    if (client_made := client(settings)) is not None:
+        return client_made.step_temporary_bytes(tensors, size)
+    name = optimizer_name(settings)
+    adam = settings.torch_adam and "adam" in name
+    return (1 if adam else FOREACH_TEMPORARIES.get(name, 0)) * size
+
+
+@frozen_dataclass(eq=False)
+class Share:
+    """What of a group's flat parameter buffer one data-parallel rank owns.
+
+    ``fragments[i]`` is how many elements of trainable parameter i lie in it; whole parameters that
+    touch it are held (``get_partition_info``).
+    """
+
+    size: int
+    fragments: Mapping[int, int]
+    whole: int
+
+
+@frozen_dataclass(eq=False)
+class Partition:
+    """What one data-parallel rank owns of the flat buffers, of which each of the optimizer's groups has one.
+    ``size``, ``fragments``, ``whole``: as of one group, of all of them. ``placed``: of each trainable
+    parameter, where it ends in its group's buffer, and the size of that one's partitions."""
+
+    rank: int
+    count: int
+    groups: tuple[Share, ...]
+    size: int
+    fragments: Mapping[int, int]
+    whole: int
+    placed: Mapping[int, tuple[int, int]]
+
+    def owners(self, index: int, size: int) -> tuple[int, int]:
+        """The first and the last rank that own some of a parameter with so many elements."""
+        end, share = self.placed[index]
+        return (end - size) // share, (end - 1) // share
+
+
+@lru_cache(maxsize=256)
+def _buffers(
+    model: RankModel, count: int, round_robin: bool
+) -> tuple[tuple[Sequence[int], Sequence[int], int], ...]:
+    """Of each group its parameters, where they end in its buffer, and the size of a partition: padded to
+    2·count elements.
+
+    ``round_robin``: parameters 0, count, 2·count, … come first, then 1, … (``_round_robin_reorder``).
+    """
+    buffers = []
+    for group in model.trainable_groups:
+        order = [i for first in range(count) for i in group[first::count]] if round_robin else group
+        ends = list(accumulate(model.trainable_sizes[i] for i in order))
+        alignment = 2 * count
+        buffers.append((order, ends, -(-ends[-1] // alignment) * alignment // count))
+    return tuple(buffers)
+
+
+@lru_cache(maxsize=1024)
+def partition(model: RankModel, rank: int, count: int, *, round_robin: bool = False) -> Partition:
+    """The partition of data-parallel ``rank`` of ``count``; ``round_robin``: ``round_robin_gradients``."""
+    sizes, buffers = model.trainable_sizes, _buffers(model, count, round_robin)
+    groups = []
+    for order, ends, size in buffers:
+        low, high = rank * size, (rank + 1) * size
+        fragments: dict[int, int] = {}
+        position = bisect_right(ends, low)
+        while position < len(order) and (start := ends[position] - sizes[order[position]]) < high:
+            fragments[order[position]] = min(ends[position], high) - max(start, low)
+            position += 1
+        groups.append(Share(size=size, fragments=fragments, whole=sum(sizes[i] for i in fragments)))
+    placed = {
+        index: (end, size) for order, ends, size in buffers for index, end in zip(order, ends, strict=True)
+    }
+    return Partition(
+        rank=rank,
+        count=count,
+        groups=tuple(groups),
+        size=sum(group.size for group in groups),
+        fragments={index: owned for group in groups for index, owned in group.fragments.items()},
+        whole=sum(group.whole for group in groups),
+        placed=placed,
+    )
+
+
+class GradientReduction(ABC):
+    """One rank's gradients over the micro-steps of an optimizer step, and the step. Bytes go to the ledger.
+    ``boundary``: the last micro-step before the optimizer's; ``first``: the first after it."""
+
+    def __init__(
+        self, model: RankModel, settings: DeepSpeedSettings, part: Partition, ledger: Ledger
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.zero = settings.zero
+        self.part = part
+        self.ledger = ledger
+        self.element_bytes = ElementBytes.of(settings)
+        self.sizes = model.trainable_sizes
+
+    def backward(self, boundary: bool, first: bool) -> Overlay:
+        """Every gradient in the order of the backward pass."""
+        return self._held(first)
+
+    def gradient_ready(self, index: int, boundary: bool, first: bool) -> None:
+        """Autograd has made the gradient of trainable parameter ``index``: it is kept, or added to what is
+        there."""
+        if first:
+            self.ledger.adopt(Component.GRADIENTS, self.sizes[index] * self.element_bytes.gradient)
+
+    @abstractmethod
+    def end_of_backward(self, boundary: bool, first: bool) -> None:
+        """What the engine does when the last gradient is there."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """The optimizer's step; the gradients are gone afterwards."""
+
+    def _open_buckets(self) -> None:
+        """Allocate the buckets at the first gradient. This base has none."""
+        return
+
+    def _held(self, first: bool) -> Overlay:
+        """Gradients add up until the end of backward, or are added to those that are there."""
+        ledger, marks = self.ledger, self.model.gradient_indexes
+        start = ledger.total
+        opening = next((i for i, index in enumerate(marks) if index >= 0), len(marks))
+        if opening < len(marks):
+            self._open_buckets()
+        level = ledger.total
+        if first:
+            accumulated = self.model.accumulated_gradients(self.element_bytes.gradient)
+            after = [level + size for size in accumulated]
+            ledger.adopt(Component.GRADIENTS, accumulated[-1])
+        else:
+            after = [level] * len(marks)
+        after[:opening] = [start] * opening
+        during = [*after[:opening], *chain([level], after[opening:])][: len(marks)]
+        return Overlay(start=start, during=tuple(during), after=tuple(after))
 
 
 def runs_bf16_optimizer(settings: DeepSpeedSettings) -> bool:

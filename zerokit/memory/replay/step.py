@@ -12,16 +12,18 @@ from zerokit.memory.rank_model import Overlay, RankModel
 from zerokit.memory.replay.model_states import (
     ALL_REDUCE_ELEMENTS,
     Bf16OptimizerGradients,
+    GradientReduction,
+    Partition,
     Persistent,
+    client,
     flattening_bytes,
     init_peak,
+    partition,
     persistent,
     reference_bytes,
     runs_bf16_optimizer,
+    step_temporary_bytes,
 )
-from zerokit.memory.replay.optimizers import client, step_temporary_bytes
-from zerokit.memory.replay.partition import GradientReduction, Partition, partition
-from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
 from zerokit.memory.replay.zero_3_parameters import Gradients, Parameters, gathers, settings_of_gathers
 from zerokit.values import frozen_dataclass
 
@@ -93,6 +95,8 @@ def gradient_reduction(
     model: RankModel, settings: DeepSpeedSettings, part: Partition, ledger: Ledger
 ) -> GradientReduction:
     """How gradients are reduced under these settings, below stage 3."""
+    from zerokit.memory.replay.zero_1_2 import Stage1Gradients, Stage2Gradients
+
     if runs_bf16_optimizer(settings):
         return Bf16OptimizerGradients(model, settings, part, ledger)
     if settings.zero.stage == 0:

@@ -13,8 +13,7 @@ from itertools import chain
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, Overlay, RankModel
-from zerokit.memory.replay.optimizers import step_temporary_bytes
-from zerokit.memory.replay.partition import GradientReduction, Partition, Share
+from zerokit.memory.replay.model_states import GradientReduction, Partition, Share, step_temporary_bytes
 
 
 class BucketedGradients(GradientReduction):

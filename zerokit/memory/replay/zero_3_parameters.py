@@ -14,8 +14,7 @@ from functools import lru_cache
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, ZeroSettings
 from zerokit.memory.components import Component, Ledger
 from zerokit.memory.rank_model import FP64, ElementBytes, Overlay, RankModel, layers_of
-from zerokit.memory.replay.model_states import on_device, sub_groups
-from zerokit.memory.replay.optimizers import step_temporary_bytes
+from zerokit.memory.replay.model_states import on_device, step_temporary_bytes, sub_groups
 from zerokit.memory.replay.zero_3_fetch_order import modules_of
 from zerokit.values import frozen_dataclass
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from zerokit.domain.partial_sums import INDEX_LIMIT, Reduction, partial_sums
+from zerokit.domain.hardware import INDEX_LIMIT, Reduction, partial_sums
 from zerokit.rehearsal.order import FakeGpu
 from zerokit.trace.sdpa_workspaces import (
     cudnn_backward_bytes,

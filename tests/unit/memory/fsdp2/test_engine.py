@@ -16,7 +16,7 @@ from zerokit.domain.job import Job, Lora
 from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import RankEstimate, Strategy
 from zerokit.memory.estimate import covers, estimate_traced, least_vram_bytes, not_replayed, replayed
-from zerokit.memory.fsdp2.groups import groups_of
+from zerokit.memory.fsdp2.weights import groups_of
 from zerokit.memory.rank_model import rank_model
 from zerokit.units import GIB
 
