@@ -2,8 +2,8 @@
 
 ``rehearsed.jsonl`` has the examples of TRL, alignment-handbook, LLaMA-Factory, ms-swift and axolotl with a
 model of few layers, and what their trainers allocate by phase (rank 0, expandable segments, Triton installed,
-each trainer with its own pins). Prints every phase that is further off than 1 %, what the answer names as not
-modelled there, and the spread by trainer.
+each trainer with its own pins; in ``forward`` the pass of a reference model, too). Prints every phase that is
+further off than 1 %, what the answer names as not modelled there, and the spread by trainer.
 """
 
 from __future__ import annotations

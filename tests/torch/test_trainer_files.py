@@ -31,10 +31,13 @@ ONE_OF_EACH = (
     "ax.full.nock",
     "ax.lora.nock",
     "ax.fused.bias.qlora",
+    "ax.dpo.full",
+    "sw.orpo.full",
 )
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
 ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words;
-embeddings and norms in fp32 beside layers in bf16, padded batches; axolotl's functions for adapters."""
+embeddings and norms in fp32 beside layers in bf16, padded batches; axolotl's functions for adapters, and for
+log-probabilities; TRL's of what the model returns, with the cross-entropy of half of it."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
        "lf.dft": 0.009, "ax.int8": 0.06}  # fmt: skip
 """Packed rows are not all full; answers of preferences begin behind a prompt; the loss of ``use_dft_loss`` is
@@ -53,7 +56,10 @@ SHOWN = (
     "ax.lora.int8", "ax.lora.drop0.nokernel", "ax.lora", "ax.lora.nock", "ax.lora.nock.drop0",
     "ax.fused.bias", "ax.fused.qwen3.qlora", "ax.fused.bias.qlora", "ax.fused.output", "ax.peft.nock",
     "lf.ev.lora", "lf.ev.full", "sw.ev.lora", "sw.ev.full", "ax.ev.lora", "rw.full",
-    "rw.lora", "rw.z2", "rw.z3", "rw.ddp", "rw.qlora", "kt.full", "kt.lora",
+    "rw.lora", "rw.z2", "rw.z3", "rw.ddp", "rw.qlora", "kt.full", "kt.lora", "ax.dpo.full", "ax.dpo.lora",
+    "ax.dpo.lora.nock", "ax.dpo.qlora", "ax.dpo.lora.b2", "ax.dpo.z2", "ax.kto.full", "ax.orpo.full",
+    "ax.simpo.lora", "ax.rm.full", "ax.rm.lora", "sw.dpo.full", "sw.dpo.lora", "sw.dpo.z2", "sw.kto.full",
+    "sw.orpo.full", "sw.rm.full", "sw.rm.lora",
 )  # fmt: skip
 
 

@@ -89,6 +89,11 @@ class DdpSettings(TrainingSettings):
         return self.autocast
 
     @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of what the model returns: Accelerate makes them fp32 under autocast."""
+        return 4 if self.by_trainer and self.autocast else self.product_bytes
+
+    @property
     def wide_adapters(self) -> bool:
         """Whether adapters are in fp32 on weights in 16 bits."""
         return self.adapter_bytes > self.weight_bytes

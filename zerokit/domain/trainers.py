@@ -42,9 +42,10 @@ class Trainer:
         narrow_on_packed: whether adapters on quantised weights are in bf16, not in fp32.
         disables_dropout: whether it sets every dropout of the model to 0, that of adapters too.
         sequences: of a row. ``reference``: whether they pass through a reference model too: with adapters the
-            base, else a copy of the weights as they are loaded. ``narrow_reference``: whether that copy is in
-            16 bits.
-        compares: whether the model passes over other answers, too, without a graph.
+            base, else a copy of the weights. ``reference_as``: how that is: ``copy``, as they are loaded,
+            ``narrow copy``, in 16 bits, or ``wide copy``, in fp32.
+        compares: whether the model passes over other answers, too, without a graph. ``least_rows``: of a
+            micro-batch, below which it stops: their answers are compared with.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
         input_grads: whether the embeddings' output needs a gradient under adapters without checkpointing too.
@@ -76,8 +77,9 @@ class Trainer:
     disables_dropout: bool = False
     sequences: int = 1
     reference: bool = False
-    narrow_reference: bool = False
+    reference_as: str = "copy"
     compares: bool = False
+    least_rows: int = 1
     gathers: bool = True
     waits: bool = False
     input_grads: bool = False
@@ -131,6 +133,8 @@ class Trainer:
         return (Note("trainer-not-counted", text),) if left_out else ()
 
 
+_UNTIMED_REFERENCE = {"the reference pass in the step time": ("full", "lora", "qlora")}
+_UNTIMED_PASSES = {"all passes but the trained one in the step time": ("full", "lora", "qlora")}
 _BALANCING = "the loss that balances experts (--router_aux_loss_coef 0 turns it off)"
 _TRL = Trainer(
     title="TRL's SFTTrainer 1.16",
@@ -215,12 +219,12 @@ _FACTORYS_PAIRS = replace(
 _FACTORYS_DPO = replace(
     _FACTORYS_PAIRS,
     reference=True,
-    narrow_reference=True,
-    not_counted={"the reference pass in the step time": ("full", "lora", "qlora")},
+    reference_as="narrow copy",
+    not_counted=_UNTIMED_REFERENCE,
     sources={
         **_FACTORYS_PAIRS.sources,
         "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
-        "narrow_reference": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
+        "reference_as": "llamafactory/model/adapter.py:316, cast_trainable_params_to_fp32 (of "
         "a model that is trained)",
     },
 )
@@ -259,6 +263,98 @@ _AXOLOTL = Trainer(
     },
 )
 
+_AXOLOTL_PEFT = replace(
+    _AXOLOTL,
+    title="axolotl 0.19 without its kernels for adapters",
+    fuses_adapters=False,
+    arguments={
+        **_AXOLOTL.arguments,
+        "lora": _AXOLOTL.arguments["lora"]
+        + ", lora_mlp_kernel: false, lora_qkv_kernel: false, lora_o_kernel: false",
+    },
+)
+
+_AXOLOTLS_PAIRS = replace(
+    _AXOLOTL_PEFT,
+    title="axolotl 0.19's ORPO and SimPO (TRL 1.9)",
+    arguments=_AXOLOTL.arguments,
+    loss="copied-nll",
+    disables_dropout=True,
+    sequences=2,
+    sources={
+        **_AXOLOTL.sources,
+        "loss": "trl/experimental/orpo/orpo_trainer.py:775, cpo/cpo_trainer.py:815 (1.9), over "
+        "axolotl/monkeypatch/trainer/utils.py:491",
+        "disables_dropout": "trl/experimental/orpo/orpo_config.py, disable_dropout: True",
+        "fuses_adapters": "axolotl/utils/schemas/config.py:1978 (0.19), check_auto_enable_lora_kernels",
+    },
+)
+"""Without a reference model; its kernels for adapters are off where the method is one of preferences."""
+_AXOLOTLS_DPO = replace(
+    _AXOLOTLS_PAIRS,
+    title="axolotl 0.19's DPO (TRL 1.9)",
+    loss="copied",
+    reference=True,
+    narrow_adapters=True,
+    narrow_on_packed=True,
+    not_counted=_UNTIMED_REFERENCE,
+    sources={
+        **_AXOLOTLS_PAIRS.sources,
+        "loss": "trl/trainer/dpo_trainer.py:1329 (1.9) over axolotl/monkeypatch/trainer/utils.py:491 (0.19)",
+        "reference": "axolotl/train.py:127 (0.19)",
+        "narrow_adapters": "trl/trainer/dpo_trainer.py:646 (1.9), for adapters that TRL makes",
+        "narrow_on_packed": "trl/trainer/dpo_trainer.py:701 (1.9)",
+    },
+)
+
+_SWIFT = Trainer(
+    title="ms-swift 4.6",
+    older_deepspeed=True,
+    reentrant=True,
+    checkpointing="full",
+    unchecked="--gradient_checkpointing False",
+    packages=("swift",),
+    arguments={
+        "lora": "--tuner_type lora --lora_rank {rank}",
+        "all": "--target_modules all-linear",
+        "named": "--target_modules {spaced}",
+        "packed": "--quant_method bnb --quant_bits 4 --bnb_4bit_compute_dtype {dtype}",
+        "dropout": "--lora_dropout {dropout:g}",
+    },
+    separator=" ",
+    sources={
+        "lora_dropout": "swift/arguments/tuner_args.py, lora_dropout: 0.05",
+        "reentrant": "swift/trainers/mixin.py:951, but under DDP",
+        "older_deepspeed": "requirements/install_all.sh, deepspeed<0.19",
+        "checkpointing": "swift/trainers/arguments.py:135, gradient_checkpointing: True",
+        "double_quant": "swift/arguments/base_args/quant_args.py, bnb_4bit_use_double_quant: True",
+    },
+)
+_SWIFTS_PAIRS = replace(
+    _SWIFT,
+    title="ms-swift 4.6's ORPO, CPO and SimPO (TRL 0.29)",
+    loss="selected-nll",
+    disables_dropout=True,
+    sequences=2,
+    sources={
+        **_SWIFT.sources,
+        "loss": "swift/rlhf_trainers/rlhf_mixin.py:102 over trl/experimental/orpo/orpo_trainer.py (0.29)",
+        "disables_dropout": "swift/rlhf_trainers/rlhf_mixin.py:37",
+    },
+)
+_SWIFTS_DPO = replace(
+    _SWIFTS_PAIRS,
+    title="ms-swift 4.6's DPO",
+    loss="selected",
+    reference=True,
+    not_counted=_UNTIMED_REFERENCE,
+    sources={
+        **_SWIFTS_PAIRS.sources,
+        "loss": "swift/rlhf_trainers/rlhf_mixin.py:170, get_per_token_logps",
+        "reference": "swift/pipelines/train/rlhf.py:67 and arguments/rlhf_args.py:294",
+    },
+)
+
 NOT_FUSED = Note(
     "adapters-not-fused",
     "not counted: axolotl's kernels (lora_mlp_kernel and others), which keep less than peft's layers",
@@ -285,7 +381,7 @@ TRAINERS: Mapping[str, Trainer] = {
         reference=True,
         not_counted={
             **_TRL.not_counted,
-            "the reference pass in the step time": ("full", "lora", "qlora"),
+            **_UNTIMED_REFERENCE,
         },
         sources={
             **_TRL.sources,
@@ -301,15 +397,17 @@ TRAINERS: Mapping[str, Trainer] = {
         sequences=1,
         reference=True,
         compares=True,
+        least_rows=2,
         not_counted={
             **_TRL.not_counted,
-            "all passes but the trained one in the step time": ("full", "lora", "qlora"),
+            **_UNTIMED_PASSES,
         },
         sources={
             **_TRL.sources,
             "loss": "trl/trainer/kto_trainer.py:1397, fused_lm_head, and kernels/chunked_logprob.py",
             "disables_dropout": "trl/trainer/kto_config.py, disable_dropout: True",
             "reference": "trl/trainer/kto_trainer.py:938 and :1436, and :1365 for answers to compare with",
+            "least_rows": "trl/trainer/kto_trainer.py:844",
         },
     ),
     "trl-reward": replace(
@@ -325,15 +423,30 @@ TRAINERS: Mapping[str, Trainer] = {
         },
     ),
     "axolotl": _AXOLOTL,
-    "axolotl-peft": replace(
-        _AXOLOTL,
-        title="axolotl 0.19 without its kernels for adapters",
-        fuses_adapters=False,
-        arguments={
-            **_AXOLOTL.arguments,
-            "lora": _AXOLOTL.arguments["lora"]
-            + ", lora_mlp_kernel: false, lora_qkv_kernel: false, lora_o_kernel: false",
+    "axolotl-peft": _AXOLOTL_PEFT,
+    "axolotl-dpo": _AXOLOTLS_DPO,
+    "axolotl-orpo": _AXOLOTLS_PAIRS,
+    "axolotl-kto": replace(
+        _AXOLOTLS_DPO,
+        title="axolotl 0.19's KTO (TRL 1.9)",
+        loss="copied-kto",
+        sequences=1,
+        compares=True,
+        least_rows=2,
+        reference_as="wide copy",
+        not_counted=_UNTIMED_PASSES,
+        sources={
+            **_AXOLOTLS_DPO.sources,
+            "loss": "trl/trainer/kto_trainer.py:1617 (1.9) over axolotl/monkeypatch/trainer/utils.py:491",
+            "reference_as": "trl/trainer/kto_trainer.py, create_model_from_path (1.9): dtype float32",
+            "least_rows": "trl/trainer/kto_trainer.py:807 (1.9)",
         },
+    ),
+    "axolotl-reward": replace(
+        _AXOLOTLS_PAIRS,
+        title="axolotl 0.19's reward models (TRL 1.9)",
+        loss="score",
+        sources={**_AXOLOTL.sources, "loss": "trl/trainer/reward_trainer.py (1.9)"},
     ),
     "llamafactory": _LLAMA_FACTORY,
     "llamafactory-dpo": _FACTORYS_DPO,
@@ -344,7 +457,7 @@ TRAINERS: Mapping[str, Trainer] = {
         loss="kto",
         sequences=1,
         compares=True,
-        not_counted={"all passes but the trained one in the step time": ("full", "lora", "qlora")},
+        not_counted=_UNTIMED_PASSES,
         sources={**_FACTORYS_DPO.sources, "loss": "llamafactory/train/kto/trainer.py:170 and :192"},
     ),
     "llamafactory-reward": replace(
@@ -356,28 +469,22 @@ TRAINERS: Mapping[str, Trainer] = {
             "loss": "llamafactory/train/rm/trainer.py:98 over trl/models/modeling_value_head.py:138 (0.24)",
         },
     ),
-    "swift": Trainer(
-        title="ms-swift 4.6",
-        older_deepspeed=True,
-        reentrant=True,
-        checkpointing="full",
-        unchecked="--gradient_checkpointing False",
-        packages=("swift",),
-        arguments={
-            "lora": "--tuner_type lora --lora_rank {rank}",
-            "all": "--target_modules all-linear",
-            "named": "--target_modules {spaced}",
-            "packed": "--quant_method bnb --quant_bits 4 --bnb_4bit_compute_dtype {dtype}",
-            "dropout": "--lora_dropout {dropout:g}",
-        },
-        separator=" ",
-        sources={
-            "lora_dropout": "swift/arguments/tuner_args.py, lora_dropout: 0.05",
-            "reentrant": "swift/trainers/mixin.py:951, but under DDP",
-            "older_deepspeed": "requirements/install_all.sh, deepspeed<0.19",
-            "checkpointing": "swift/trainers/arguments.py:135, gradient_checkpointing: True",
-            "double_quant": "swift/arguments/base_args/quant_args.py, bnb_4bit_use_double_quant: True",
-        },
+    "swift": _SWIFT,
+    "swift-dpo": _SWIFTS_DPO,
+    "swift-orpo": _SWIFTS_PAIRS,
+    "swift-kto": replace(
+        _SWIFTS_DPO,
+        title="ms-swift 4.6's KTO",
+        sequences=1,
+        compares=True,
+        not_counted=_UNTIMED_PASSES,
+        sources={**_SWIFTS_DPO.sources, "loss": "swift/rlhf_trainers/kto_trainer.py:52"},
+    ),
+    "swift-reward": replace(
+        _SWIFTS_PAIRS,
+        title="ms-swift 4.6's reward models",
+        loss="score",
+        sources={**_SWIFTS_PAIRS.sources, "loss": "swift/rlhf_trainers/reward_trainer.py:36"},
     ),
 }
 """By the value of ``⟨trainer⟩``."""

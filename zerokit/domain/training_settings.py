@@ -108,6 +108,11 @@ class TrainingSettings(ABC):
         return 2 if self.autocasts else self.parameter_bytes
 
     @property
+    def output_bytes(self) -> int:
+        """Bytes of one element of what the model returns."""
+        return self.product_bytes
+
+    @property
     def wide_adapters(self) -> bool:
         """Whether adapters are in fp32 on weights in 16 bits, where the engine's linear function does not
         say (``has_own_linear``)."""

@@ -442,6 +442,7 @@ def _losses(
             vocabulary=shape.vocab,
             element_bytes=strategy.settings.parameter_bytes,
             product_bytes=strategy.settings.product_bytes,
+            output_bytes=strategy.settings.output_bytes,
             trained=job.method == "full",
             adds_in_place=cluster.gpu.supports("bf16"),
         ),

@@ -173,7 +173,7 @@ def _without_graph(
             more = beside + size.hidden_bytes - forward.levels[marks.forward]
             peaks[marks.forward + 1 :] = [peak + more for peak in forward.peaks[marks.forward + 1 :]]
         else:
-            loss = fused_loss(model.loss, size)
+            loss = fused_loss(model.loss, replace(size, has_graph=False))
             peaks[marks.forward + 1 :] = [beside + (loss.head or loss.forward)] * after
             peaks[-1] = beside + loss.forward
     if checkpointed.marks_forward != model.trace.marks_forward:
@@ -321,8 +321,7 @@ def estimate_traced(
             profile, trace, strategy.settings, shared, strategy.checkpointing != "none"
         )
         sharing.append(Note("shared-sequences", f"activations are of the sequence's share, {how}"))
-    copy = "narrow copy" if job.defaults.narrow_reference else "copy"
-    reference = (copy if job.method == "full" else "base") if job.defaults.reference else ""
+    reference = (job.defaults.reference_as if job.method == "full" else "base") * job.defaults.reference
     stay = recomputed_weights_stay(job, strategy)
     kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups, job.defaults.compares)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
@@ -401,8 +400,8 @@ def timeline_of(
         )
     if of_reference is None or not job.defaults.reference:
         return timeline
-    if size is not None and model.reference == "narrow copy":
-        size = replace(size, element_bytes=size.product_bytes)
+    if size is not None and model.copy_bytes:
+        size = replace(size, element_bytes=model.copy_bytes)
     return with_reference(model, of_reference, timeline, point, size, gpu.processors)
 
 

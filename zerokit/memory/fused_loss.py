@@ -13,6 +13,12 @@ instants of head and loss are taken out and those of the library's own function 
   in fp32, which it keeps for what it logs, those with a next token (of several sequences a copy), and their
   log-softmax;
 * ``kto``: the same of single answers, with a pass of others without a graph (train/kto/trainer.py:182);
+* ``selected``: TRL 0.29, trainer/utils.py, ``selective_log_softmax``, of what the model returns: of logits in
+  fp32 their logsumexp, of others a log-softmax, a row at a time; ``selected-nll``: with the cross-entropy of
+  the chosen answers (experimental/orpo/orpo_trainer.py:747, experimental/cpo/cpo_trainer.py);
+* ``copied``, ``copied-nll``: the same in axolotl's Triton function (0.19, monkeypatch/trainer/utils.py:491),
+  which keeps a copy of the logits that have a next token; ``copied-kto``: with what TRL 1.9 logs of them
+  (trainer/kto_trainer.py:1617);
 * ``value``: LLaMA-Factory 0.9.5, train/rm/trainer.py:98, over models/modeling_value_head.py:138 of TRL 0.24,
   which runs the model with its own loss and all hidden states and casts its logits to fp32; what counts is a
   head of one output beside that of the words;
@@ -24,8 +30,8 @@ Every token counts as a target but the last of each sequence, as in a batch with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
 from zerokit.domain.activations import ActivationTrace, Mark, Pass, Polynomial, Run, Timeline
 from zerokit.domain.training_settings import TrainingSettings
@@ -117,8 +123,10 @@ class LossSize:
         hidden, vocabulary: columns and rows of the output head.
         element_bytes: of weights and hidden states.
         product_bytes: of what operators take and make: fewer under autocast on weights in fp32.
+        output_bytes: of what the model returns.
         trained: whether the head's weight has a gradient.
         adds_in_place: whether the GPU adds 16-bit products to a 16-bit gradient (from Ampere on).
+        has_graph: whether a backward pass follows.
         returned_bytes: of the layers' inputs, where the model returns all of them and backward needs none.
     """
 
@@ -129,7 +137,9 @@ class LossSize:
     element_bytes: int
     product_bytes: int
     trained: bool
+    output_bytes: int = 2
     adds_in_place: bool = True
+    has_graph: bool = True
     returned_bytes: int = 0
 
     @property
@@ -163,7 +173,8 @@ class LossBytes:
         backward: the most until the hidden states' gradient stands alone, the head's gradient included.
         head: of a loss that is computed when the model's forward has ended, the most until then.
         afterwards: of such a loss, the most of its backward before that of the head.
-        first_pass: of a reference model that runs twice, what its first pass leaves for the second.
+        first_pass: beside what backward needs, what is there until a reference model's pass ends: of the
+            policy's, or of the first of two.
     """
 
     forward: int
@@ -251,11 +262,7 @@ def _score(size: LossSize) -> LossBytes:
 
 def _logprobs(size: LossSize) -> LossBytes:
     logits, chosen = (count * size.vocabulary * _FP32 for count in (size.tokens, size.targets))
-    product = size.tokens * size.vocabulary * size.product_bytes
-    casts = 0
-    if size.product_bytes != size.element_bytes:
-        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
-    needed = (size.hidden_bytes if not casts else 0) * size.trained + casts
+    product, casts, needed = _through_head(size)
     return LossBytes(
         head=size.hidden_bytes + casts + product + logits,
         forward=needed + logits + chosen + (chosen if size.sequences > 1 else 0),
@@ -265,15 +272,69 @@ def _logprobs(size: LossSize) -> LossBytes:
     )
 
 
+def _through_head(size: LossSize) -> tuple[int, int, int]:
+    """Bytes of the head's product, of the casts of its factors, and of what its backward needs."""
+    casts = 0
+    if size.product_bytes != size.element_bytes:
+        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
+    needed = ((size.hidden_bytes if not casts else 0) * size.trained + casts) * size.has_graph
+    return size.tokens * size.vocabulary * size.product_bytes, casts, needed
+
+
+def _selected(size: LossSize, *, nll: bool = False) -> LossBytes:
+    logits, chosen = _of_outputs(size)
+    beside = chosen * nll
+    if size.output_bytes == _FP32:
+        copied = beside if size.sequences > 2 else 0  # those of one answer without its last are a view
+        forward = logits + beside + copied
+        return _of_loss(size, forward=forward, kept=logits + beside, afterwards=4 * logits + beside)
+    # the log-softmax of every row, without a graph of two at once
+    rows = size.sequences if size.has_graph else min(2, size.sequences)
+    forward = logits + logits * rows // size.sequences + beside
+    return _of_loss(size, forward=forward, kept=logits + beside, afterwards=2 * logits + beside)
+
+
+def _copied(size: LossSize, *, nll: bool = False, logged: int = 0) -> LossBytes:
+    """Bytes with a copy of the logits; ``logged``: how many more are made of it to log them."""
+    logits, chosen = _of_outputs(size)
+    beside, copy = chosen * nll, size.targets * size.vocabulary * size.output_bytes
+    afterwards = 2 * logits + beside if nll else logits + copy
+    return _of_loss(
+        size,
+        forward=logits + copy * max(1, logged) + beside,
+        kept=copy + beside,
+        afterwards=afterwards,
+        first_pass=logits,
+    )
+
+
+def _of_outputs(size: LossSize) -> tuple[int, int]:
+    """Bytes of the logits that the model returns, and of those of the chosen answers, half of all."""
+    a_token = size.vocabulary * size.output_bytes
+    return size.tokens * a_token, size.targets // 2 * a_token
+
+
+def _of_loss(size: LossSize, *, forward: int, kept: int, afterwards: int, first_pass: int = 0) -> LossBytes:
+    """The bytes of a loss of what the model returns, which has so many beside what the head keeps."""
+    product, casts, needed = _through_head(size)
+    returned = 0 if size.output_bytes == size.product_bytes else _of_outputs(size)[0]
+    return LossBytes(
+        head=product + max(size.hidden_bytes + casts, needed + returned),
+        forward=needed + forward,
+        kept=needed + kept,
+        afterwards=needed + afterwards,
+        backward=needed + product + size.hidden_bytes + size.gradient_bytes,
+        first_pass=first_pass,
+    )
+
+
 def _kto(size: LossSize) -> LossBytes:
     return replace(_logprobs(size), first_pass=size.tokens * size.vocabulary * _FP32)
 
 
 def _value(size: LossSize) -> LossBytes:
-    logits, wide = (size.tokens * size.vocabulary * width for width in (size.product_bytes, _FP32))
-    casts = 0
-    if size.product_bytes != size.element_bytes:
-        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
+    logits, casts, _ = _through_head(size)
+    wide = size.tokens * size.vocabulary * _FP32
     # log-softmax of the model's own loss, and a copy of logits that are not in fp32
     words = logits + wide + (wide if size.product_bytes != _FP32 else 0)
     kept = size.tokens * size.hidden * (size.product_bytes + 1)  # behind dropout, and its mask
@@ -285,9 +346,10 @@ def _value(size: LossSize) -> LossBytes:
     )
 
 
-_FORMULAS = {
+_FORMULAS: Mapping[str, Callable[[LossSize], LossBytes]] = {
     "liger": _liger, "chunked": _chunked, "cut": _cut, "logprobs": _logprobs, "kto": _kto, "score": _score,
-    "value": _value,
+    "value": _value, "selected": _selected, "selected-nll": partial(_selected, nll=True), "copied": _copied,
+    "copied-nll": partial(_copied, nll=True), "copied-kto": partial(_copied, logged=2),
 }  # fmt: skip
 
 
@@ -312,8 +374,9 @@ def loss_size(
         returned = len(layers_of(model.parameters)) * sequences * seq_len * hidden * settings.parameter_bytes
     return LossSize(
         sequences=sequences, seq_len=seq_len, hidden=hidden, vocabulary=vocabulary,
-        element_bytes=settings.parameter_bytes,
+        element_bytes=parameter.element_bytes or settings.parameter_bytes,
         product_bytes=settings.product_bytes,
+        output_bytes=settings.output_bytes,
         trained=parameter.trainable and model.loss != "value", adds_in_place=adds_in_place,
         returned_bytes=returned,
     )  # fmt: skip
@@ -383,6 +446,7 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
     held_bytes = base + loss.kept + size.hidden_bytes
     at_head, at_end = [base + loss.forward, *[held_bytes] * more], base + loss.kept
     if loss.head:
+        held_bytes = min(held_bytes, base + loss.head)
         at_head = [base + loss.head, *[held_bytes] * (more - 1), after + loss.forward]
         at_end = after + loss.kept
     forward = Pass(
@@ -414,7 +478,7 @@ def with_loss(model: RankModel, timeline: Timeline, size: LossSize) -> Timeline:
         levels=(*at_own, *gradients.levels[own:]),
         afters=(*at_own, *gradients.afters[own:]),
     )
-    if tied is not None and of_table:
+    if tied is not None and of_table and (model.untied or model.loss in FUSED):
         change = _of_input_alone if model.untied else _added_in_place
         at = names.index(tied)
         if ("grad", tied) in model.trace.marks_backward:

@@ -82,8 +82,8 @@ class RankModel:
         keeps_recomputed: see ``zerokit.memory.rank_model``.
         optimizer_groups: see ``Job.optimizer_groups``.
         reference: the model of a pass without a graph between forward and backward: ``copy``, which lies
-            beside it, ``narrow copy``, without an engine in 16 bits, ``base``, the same without its adapters,
-            or none.
+            beside it, ``narrow copy`` or ``wide copy``, without an engine in 16 bits or in fp32, ``base``,
+            the same without its adapters, or none.
         passes_again: whether the model that is trained runs without a graph between its forward and its
             backward: as its own reference, or over other answers.
         untied: the embedding of a trace whose head is tied to it, where the loss's own head is not.
@@ -108,6 +108,11 @@ class RankModel:
     def has_copy(self) -> bool:
         """Whether the reference model has weights of its own."""
         return self.reference.endswith("copy")
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of an element of these, without an engine; 0: those of the weights."""
+        return {"narrow copy": 2, "wide copy": 4}.get(self.reference, 0)
 
     @cached_property
     def trainable(self) -> tuple[Parameter, ...]:

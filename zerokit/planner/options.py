@@ -186,8 +186,10 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 _WHETHER = "for whether it fits."
 Trainer = Literal[
     "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "axolotl", "axolotl-peft",
+    "axolotl-dpo", "axolotl-orpo", "axolotl-kto", "axolotl-reward",
     "llamafactory", "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto",
-    "llamafactory-reward", "swift",
+    "llamafactory-reward",
+    "swift", "swift-dpo", "swift-orpo", "swift-kto", "swift-reward",
 ]  # fmt: skip
 Whole = int | str | None
 Count = int | float | str | None

@@ -40,6 +40,11 @@ _NOTES = {
     "logprobs": "log-probabilities in fp32 of all tokens, as LLaMA-Factory 0.9.5 makes them of pairs",
     "kto": "log-probabilities in fp32 of all tokens, as LLaMA-Factory 0.9.5 makes them of answers and of "
     "others to compare with",
+    "selected": "log-probabilities of all tokens, as TRL makes them of what the model returns",
+    "selected-nll": "log-probabilities of all tokens and cross-entropy of chosen answers, as TRL makes them",
+    **dict.fromkeys(("copied", "copied-kto"), "log-probabilities of all tokens, as axolotl 0.19 makes them"),
+    "copied-nll": "log-probabilities of all tokens and cross-entropy of chosen answers, as axolotl 0.19 has "
+    "them",
     "value": "a head of one output beside that of the words, as in LLaMA-Factory 0.9.5's reward models",
     "score": "a head of one output stands for that of the words, as in a reward model",
     "liger": "⟨loss⟩ liger: Liger Kernel's fused linear cross-entropy alone (0.8.5); use_liger_kernel "
@@ -127,6 +132,9 @@ def _refuse_unmodelled(
         )
     if (with_what := unmodelled_with_loss(job, shape, machine.cluster, pins)) is not None:
         raise InputError(f"{_loss_of(job)}: not modelled with {with_what}; {_REHEARSE}")
+    least = job.defaults.least_rows
+    if (pins.micro_batch or least) < least:
+        raise InputError(f"⟨micro_batch⟩ {pins.micro_batch}: {job.defaults.title} stops below {least}")
     if not job.offload_activations:
         return
     names = ("tp", "pp", "sp", "cp", "pipeline_module", "images")

@@ -75,7 +75,7 @@ def choose_global_batch(request: Request) -> tuple[int, Note]:
         text = f"global batch {2 * ranks}, two sequences per CPU rank: ⟨global_batch⟩ not given"
         return 2 * ranks, Note("global-batch", text, "default", short=f"⟨global_batch⟩ {2 * ranks}")
     per_gpu = _TARGET_TOKENS / job.seq_len / gpus
-    sequences = 1
+    sequences = job.defaults.least_rows
     while sequences * 2 <= min(per_gpu * _HALFWAY, _MOST_SEQUENCES_PER_GPU):
         sequences *= 2
     total = sequences * gpus
@@ -113,9 +113,11 @@ def check_batch(result: SearchResult, request: Request) -> None:
     that are possible."""
     if result.nearest is not None or BATCH_REASON not in result.rejected:
         return
-    batch, pins = request.job.global_batch, request.pins
+    batch, pins, least = request.job.global_batch, request.pins, request.job.defaults.least_rows
     if batch is None:
         return
+    if least > 1 and pins.micro_batch is None:
+        pins = replace(pins, micro_batch=least)
     ranks = _data_ranks(request)
     sequences = (pins.micro_batch or 1) * (pins.gradient_accumulation or 1)
     step = ranks * sequences

@@ -282,6 +282,8 @@ def batches(space: Space, layout: Layout) -> Iterator[tuple[int, int]]:
         return
     pinned, steps = space.pins.micro_batch, space.pins.gradient_accumulation
     for micro in reversed(divisors(per_rank)):
+        if micro < space.job.defaults.least_rows:
+            return
         if (pinned is None or micro == pinned) and (steps is None or micro * steps == per_rank):
             yield micro, per_rank // micro
 

@@ -175,12 +175,18 @@ _OLD_ATTENTION = {
 """Keys that 0.19 still takes in place of ``attn_implementation``."""
 
 
+_PREFERENCES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo", "cpo": "orpo",
+                "rm": "reward"}  # fmt: skip
+"""How a trainer's file names a method -> which of the trainer's rows counts it."""
+
+
 def _axolotl(says: Says) -> None:
     """What a YAML of axolotl asks for (axolotl 0.19, utils/schemas)."""
     says.options["trainer"] = "axolotl"
-    for key in ("rl", "reward_model", "process_reward_model", "ebft", "diffusion"):
+    for key in ("process_reward_model", "ebft", "diffusion"):
         if says(key):
-            says.refuse(key, "axolotl's training by preferences, rewards or other losses")
+            says.refuse(key, "axolotl's training of process rewards or by other losses")
+    _take_preferences(says)
     adapter = says("adapter")
     if adapter in ("lora", "qlora"):
         _take_adapters(says, "adapter")
@@ -195,7 +201,7 @@ def _axolotl(says: Says) -> None:
             says, "adapter", "lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear",
             "load_in_4bit", "load_in_8bit",
         )  # fmt: skip
-    if adapter:
+    if adapter and says.options["trainer"] == "axolotl":
         _take_kernels(says)
     take_precision(says, "bf16", "fp16")
     if "precision" not in says.options and not says.is_on("load_in_8bit"):
@@ -221,6 +227,34 @@ def _axolotl(says: Says) -> None:
 
 
 _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+
+
+def _take_preferences(says: Says) -> None:
+    """Take which of TRL's trainers axolotl runs (0.19, core/builders/rl.py)."""
+    method = says("rl") or ("rm" if says("reward_model") else None)
+    if method is None:
+        return
+    if (row := _PREFERENCES.get(method)) is None:
+        says.refuse("rl", "axolotl's training by generated answers")
+        return
+    says.options["trainer"] = f"axolotl-{row}"
+    says("rl_beta"), says("num_labels")
+    if "sft" in (says("dpo_loss_type") or ()):
+        says.leave_out("dpo_loss_type", "the cross-entropy of chosen answers")
+    kernels = (*_KERNELS, "lora_embedding_kernel")
+    for key in (one for one in kernels if says.is_on(one)):
+        says.leave_out(key, "which keeps less, is not counted with preferences")
+    is_auto = not any(says.values.get(key) is not None for key in (*kernels, "trust_remote_code"))
+    if method == "rm" and says("adapter") and is_auto and not says.is_on("load_in_8bit"):
+        # rehearsed: monkeypatch/lora_kernels.py:485 takes models with words alone
+        says.leave_out("reward_model", f"0.19 stops unless {', '.join(_KERNELS)} are false")
+    _take_nll(says, method)
+
+
+def _take_nll(says: Says, method: str) -> None:
+    """Name it where SimPO or CPO leave out the cross-entropy, which the row counts."""
+    if says("cpo_alpha") == 0 and method in ("simpo", "cpo"):
+        says.leave_out("cpo_alpha", "the cross-entropy that it turns off is counted")
 
 
 def _take_kernels(says: Says) -> None:
@@ -264,7 +298,7 @@ def _take_attention(says: Says) -> None:
 
 
 def _take_loss(says: Says) -> None:
-    others = []
+    others, has_own = [], says.options["trainer"] in ("axolotl", "axolotl-peft")
     plugins = says("plugins", [])
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
         name = str(plugin).rpartition(".")[2]
@@ -272,7 +306,10 @@ def _take_loss(says: Says) -> None:
         if not loss:
             others.append(name)
         elif says(key) if loss == "liger" else says(key) is not False:
-            says.take("loss", key, loss)
+            if has_own:
+                says.take("loss", key, loss)
+            else:  # of which the model is given no labels
+                says.leave_out("plugins", f"{name}: no loss, and its layers as the model's own")
     if others:
         says.leave_out("plugins", ", ".join(others))
 
@@ -379,11 +416,16 @@ def _swift(says: Says) -> None:
     """What a YAML, or the arguments, of ms-swift ask for (ms-swift 4.6, arguments)."""
     says.options["trainer"] = "swift"
     if says.stage == "rlhf" or says.values.get("rlhf_type"):
-        says.refuse("rlhf_type", "ms-swift's training by preferences and rewards")
         says.stage = "rlhf"
+        if (row := _PREFERENCES.get(method := says("rlhf_type"))) is None:
+            says.refuse("rlhf_type", f"ms-swift's training by {method}")
+        says.options["trainer"] = f"swift-{row}"
+        says("beta"), says("loss_type"), says("num_labels")  # of the same log-probabilities
+        _take_nll(says, method)
     says.stage = says.stage or "sft"
-    if says("task_type", "causal_lm") != "causal_lm":
-        says.refuse("task_type", "any task but causal_lm")
+    own = "seq_cls" if says.options["trainer"] == "swift-reward" else "causal_lm"  # rlhf_args.py:494
+    if says("task_type", own) not in ("causal_lm", own):
+        says.refuse("task_type", f"any task but {own}")
     key = "train_type" if says.values.get("train_type") else "tuner_type"  # its name until 3.12
     kind = says(key, "lora")
     if kind not in ("lora", "full"):
@@ -403,7 +445,9 @@ def _swift(says: Says) -> None:
     if says.options.get("precision") == "fp32":  # trains in fp16 then (arguments/base_args/model_args.py:133)
         says.options |= {"precision": "fp16", "load_dtype": "fp32"}
     says.take_one("attention", "attn_impl", _SWIFT_ATTENTION, "sdpa")
-    if says.is_on("use_liger_kernel"):
+    if says.is_on("use_liger_kernel") and says.stage == "rlhf":
+        says.leave_out("use_liger_kernel", "its layers, which keep less, are counted as the model's own")
+    elif says.is_on("use_liger_kernel"):
         says.take("loss", "use_liger_kernel", "liger")
     if says("fsdp") == "fsdp2":
         says.engine["fsdp"] = _SWIFT_FSDP

@@ -70,8 +70,8 @@ def reference_bytes(model: RankModel, settings: DdpSettings) -> int:
     """Bytes of a reference model's weights and buffers, which is not wrapped."""
     if not model.has_copy:
         return 0
-    narrow = model.reference == "narrow copy"
-    weights = (2 * p.numel if narrow else parameter_bytes(p, settings) for p in model.parameters)
+    own = model.copy_bytes
+    weights = (own * p.numel if own else parameter_bytes(p, settings) for p in model.parameters)
     return sum(weights) + model.profile.buffer_bytes
 
 
@@ -160,7 +160,10 @@ class _Replay:
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
-_LOSSES = ("standard", "chunked", "logprobs", "kto", "value", "score")
+_LOSSES = (
+    "standard", "chunked", "logprobs", "kto", "value", "score",
+    "selected", "selected-nll", "copied", "copied-nll", "copied-kto",
+)  # fmt: skip
 
 
 class Ddp(Engine[DdpSettings]):
