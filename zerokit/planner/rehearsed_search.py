@@ -126,7 +126,7 @@ class RehearsedSearch(Generic[Outcome]):
 
     @property
     def last_records(self) -> tuple[RehearsalRecord, ...]:
-        """Of each strategy the last one that went to the end, or that none did."""
+        """The last one of each strategy that went to the end, or that none did."""
         last: dict[Strategy, RehearsalRecord] = {}
         for record in self.records:
             if record.stopped is None or record.strategy not in last:
