@@ -20,8 +20,8 @@ from zerokit.rules import FRAMEWORKS
 from zerokit.rules.types import Edit
 from zerokit.strictload import Document
 from zerokit.suggest import distance, fold, nearest
-from zerokit.trainer_files.keys import trainer_of
 from zerokit.trainer_files.kinds import KINDS, take_axolotls_engine
+from zerokit.trainer_files.reading import SCRIPT_ENDING, trainer_in
 from zerokit.trainer_files.says import Says
 
 _FSDP_AND_DEEPSPEED = Row(
@@ -114,7 +114,7 @@ def named_deepspeed(document: Document) -> str | None:
 
 def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
     """Findings about a file of TrainingArguments, and about the DeepSpeed block in a trainer's file."""
-    value, trainer = document.value, trainer_of(document.value)
+    value, trainer = document.value, trainer_in(document)
     named, path = value.get("deepspeed"), named_deepspeed(document)
     inner = document.below("deepspeed") if isinstance(named, dict) else None
     for problem in document.problems:
@@ -150,10 +150,12 @@ def lint_arguments(document: Document, context: Context) -> Iterator[Finding]:
             key=key,
             guess=guess,
         )
-    if trainer is None or not KINDS[trainer.name].converts:
+    if trainer is None or not (KINDS[trainer.name].converts or document.path.endswith(SCRIPT_ENDING)):
         yield from _texts(document)
     if named and value.get("fsdp"):
         yield _FSDP_AND_DEEPSPEED.at(document)
+    elif trainer is not None and trainer.name == "swift":
+        pass  # its fsdp names a JSON, or is a path to one (ms-swift 4.6, arguments/sft_args.py:285)
     elif value.get("fsdp") or value.get("fsdp_config"):
         yield from _fsdp(document)
     if value.get("fp16") is True and value.get("bf16") is True:
@@ -261,7 +263,7 @@ def _is_value(name: str, value: object) -> bool:
 
 def _missing(document: Document, key: str, name: str) -> Finding:
     row = Row(f"arguments-{key.replace('_', '-')}-missing", key, "{why}", "correct the path", _source())
-    severity = "warning" if trainer_of(document.value) is None else "note"
+    severity = "warning" if trainer_in(document) is None else "note"
     return row.at(document, severity=severity, why=is_missing(name, "the Trainer"))
 
 

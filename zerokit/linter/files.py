@@ -46,6 +46,7 @@ from zerokit.strictload import (
 )
 from zerokit.suggest import alternatives, few_searches, misspelt, nearest, synonym
 from zerokit.trainer_files.keys import TrainerKeys, trainer_of
+from zerokit.trainer_files.reading import SCRIPT_ENDING, script_document, trainer_in
 
 _MOST_NAMES = 3
 
@@ -216,6 +217,9 @@ def parsed(path: str, text: str, grammar: Literal["json", "yaml"]) -> Document:
 def detect_kind(path: str, text: str) -> str:
     """What a file is. Raises FileInputError: it cannot be told, or the text cannot be read at all."""
     name = pathlib.Path(path).name.lower()
+    if path.endswith(SCRIPT_ENDING):
+        script_document(path, text)  # raises
+        return "arguments"
     if name.endswith(_OF_OTHERS) or text.startswith("#!"):
         raise FileInputError(path, UNKNOWN, 1, 1)
     start = text.lstrip()[:1]
@@ -314,7 +318,7 @@ class CheckedFile:
     def trainer(self) -> TrainerKeys | None:
         """Whose file it is, where a trainer has files of its own."""
         value = self.document.value if self.document is not None and self.kind == "arguments" else None
-        return trainer_of(value) if isinstance(value, dict) else None
+        return trainer_in(self.document) if self.document and isinstance(value, dict) else None
 
     @property
     def failed(self) -> bool:
@@ -407,6 +411,8 @@ def read_file(path: str, *, kind: str | None = None, text: str | None = None) ->
 def _parse(path: str, text: str, without_bom: str, kind: str) -> Document:
     if kind == "hostfile":
         return Document(path=path, text=text)
+    if kind == "arguments" and path.endswith(SCRIPT_ENDING):
+        return script_document(path, text)
     is_json = path.endswith(JSON_ENDINGS) or (path == STANDARD_INPUT and without_bom.lstrip()[:1] == "{")
     is_yaml = kind != "deepspeed" or path.endswith((".yaml", ".yml"))
     if is_yaml and not is_json:

@@ -14,6 +14,8 @@ from zerokit.strictload import Document, Path
 from zerokit.suggest import leaves_no_doubt, nearest
 from zerokit.trainer_files.keys import BASE, Key, TrainerKeys, trainer
 from zerokit.trainer_files.kinds import KINDS, Kind, is_llamafactory_v1
+from zerokit.trainer_files.reading import SCRIPT_ENDING
+from zerokit.trainer_files.says import is_computed
 
 _UNKNOWN_KEY = Row(
     "trainer-unknown-key", "", "{title} has no {key}{where}: it {effect}", "{fix}",
@@ -111,6 +113,8 @@ class _Check(NamedTuple):
                     yield from self.block(block, key.keys, where)
 
     def _problem(self, key: Key, value: object) -> Row | None:
+        if is_computed(value) and self.document.path.endswith(SCRIPT_ENDING):
+            return None
         if value is None:
             return _WRONG_KIND if key.not_null else None
         kinds = key.kind.split("|")

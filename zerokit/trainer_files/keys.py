@@ -118,8 +118,9 @@ def _widened(key: Key, base: Key, stages: tuple[str, ...]) -> Key:
     of = tuple(sorted({*key.of, *stages})) if key.of and stages else ()
     if key.of:
         key = replace(
-            key, default=base.default, defaults={**dict.fromkeys(key.of, key.default), **key.defaults}
-        )
+            key, default=base.default, defaults={**dict.fromkeys(key.of, key.default), **key.defaults},
+            choices=(*key.choices, *base.choices) if key.choices and base.choices else (),
+        )  # fmt: skip
     return replace(key, irrelevant=key.irrelevant or base.irrelevant, of=of)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import Document, load_yaml, parse_yaml, read_text
+from zerokit.strictload import Document, Location, Path, load_yaml, parse_yaml, read_text
 from zerokit.trainer_files.keys import TrainerKeys, trainer_of, trainers
 from zerokit.trainer_files.kinds import KINDS
 from zerokit.trainer_files.says import Says
@@ -22,9 +22,36 @@ _STREAM = re.compile(r"\s\d(?=[<>])")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
+SCRIPT_ENDING = ".sh"
+
+
+def trainer_in(document: Document) -> TrainerKeys | None:
+    """Return whose file it is: of a shell script by its command, else by its keys."""
+    if not document.path.endswith(SCRIPT_ENDING):
+        return trainer_of(document.value)
+    found = _command_in(document.text)
+    return trainers()[found[0]] if found else None
+
+
+def script_document(path: str, text: str) -> Document:
+    """Return the arguments of a shell script's first command that trains, each where it stands. Variables
+    stay as they are written; nothing is run. Raises FileInputError: it has no such command."""
+    found = _command_in(text)
+    if found is None:
+        raise FileInputError(path, f"has no command of {', '.join(KINDS)} that trains", 1, 1)
+    _, words, values = found
+    begin = re.search(rf"{re.escape(words[0])}\s+{words[1]}\b", text)
+    places: dict[Path, Location] = {}
+    for name in values:
+        written = re.compile(rf"--{re.escape(name).replace('_', '[-_]')}(?![\w-])")
+        if at := written.search(text, begin.start() if begin else 0):
+            before = text[: at.start()]
+            places[(name,)] = Location(before.count("\n") + 1, at.start() - before.rfind("\n"))
+    return Document(path=path, text=text, value=values, keys=places, values=places)
+
+
 def _command_in(text: str) -> tuple[str, tuple[str, ...], dict[str, Any]] | None:
-    """The first command that trains: its trainer, words, and arguments by name. Variables stay as they
-    are written; nothing is run."""
+    """The first command that trains: its trainer, words, and arguments by name."""
     for line in _CONTINUED.sub(" ", text).splitlines():
         try:
             # the words of a line, up to what a shell would do with the command's output or after it
@@ -67,10 +94,13 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _value(word: str) -> Any:
+    """A word as argparse reads it: a number or a truth value where it is one, JSON where it looks like it."""
     try:
-        return parse_yaml(word, "argument").value
+        value = parse_yaml(word, "argument").value
     except FileInputError:
         return word
+    is_text = isinstance(value, bool) and word.lower() not in ("true", "false")
+    return word if is_text or (isinstance(value, dict) and not word.startswith("{")) else value
 
 
 @frozen_dataclass
@@ -104,7 +134,7 @@ class TrainerFile:
     @property
     def is_script(self) -> bool:
         """Whether it is a shell script, of whose command the arguments are read."""
-        return self.path.endswith(".sh")
+        return self.path.endswith(SCRIPT_ENDING)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of it, as it is published."""
@@ -137,12 +167,11 @@ def read_trainer_file(path: str, kind: str | None = None) -> TrainerFile:
     if kind is not None and kind not in KINDS:
         raise InputError(f"⟨from⟩ {kind}: use one of {', '.join(KINDS)}")
     text, stage, words = read_text(path), "", tuple[str, ...]()
-    if path.endswith(".sh"):
-        found = _command_in(text)
-        if found is None:
-            raise InputError(f"{path}: has no command of {', '.join(KINDS)} that trains")
+    if path.endswith(SCRIPT_ENDING):
+        document, found = script_document(path, text), _command_in(text)
+        assert found is not None
         kind, words = kind or found[0], found[1]
-        stage, document = words[1], Document(path=path, text=text, value=found[2])
+        stage = words[1]
     else:
         document = parse_yaml(text, path)
     value = document.value

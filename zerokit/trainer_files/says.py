@@ -12,6 +12,11 @@ _COMPUTED = re.compile(r"\$[\w({]")
 """Variables, of the shell or of the environment."""
 
 
+def is_computed(value: object) -> bool:
+    """Whether a shell or an environment gives the value."""
+    return isinstance(value, str) and _COMPUTED.search(value) is not None
+
+
 class Says:
     """The values of a file, and what became of each: a key that was asked for counts.
 
@@ -38,7 +43,7 @@ class Says:
         """The value of a key; where the file lacks it, that of the trainer, or ``default``."""
         self.used.add(key)
         value, known = self.values.get(key), self.trainer.keys.get(key)
-        if isinstance(value, str) and _COMPUTED.search(value):
+        if is_computed(value):
             self.leave_out(key, f"{value} is computed elsewhere")
             return default
         elif known is not None and not _is_shaped(value, known):

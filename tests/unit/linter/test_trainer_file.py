@@ -71,6 +71,7 @@ ACCEPTED = [
     (AXOLOTL, {"fsdp_config": {"offload_params": False}, "optimizer": "paged_adamw_32bit"}),  # of FSDP 1
     (AXOLOTL, {"optimizer": "adamw_bnb_8bit"}),  # of no engine that divides weights
     (FACTORY, {"overwrite_output_dir": True, "report_to": "none", "warmup_ratio": 0.1}),
+    (SWIFT, {"save_strategy": False, "fsdp": "fsdp2"}),  # YAML reads no so; a name of its own JSON
     (SWIFT, {"torch_dtype": "bfloat16", "learning_rate": "1e-4", "target_modules": "all-linear"}),
     (TRL, {"lora_target_modules": "all-linear", "own_argument": 3, "env": {"A": 1}}),
 ]
@@ -100,6 +101,33 @@ def test_what_the_trainer_ignores(
 @pytest.mark.parametrize(("base", "values"), ACCEPTED, ids=str)
 def test_what_the_trainer_accepts(base: dict[str, Any], values: dict[str, Any], tmp_path: Path) -> None:
     assert found({**base, **values}, tmp_path) == []
+
+
+SCRIPT = """#!/bin/bash
+# swift sft --tuner_typo lora
+NPROC_PER_NODE=2 \\
+swift sft \\
+    --model Qwen/Qwen3-8B --tuner-type lora \\
+    --gradient_accumulation_steps $(expr 16 / 2) --save_strategy no \\
+    --split_dataset_ratio 1e-2 --stop_words 'Observation:' {more}
+"""
+
+
+def test_a_command_in_a_shell_script_is_read_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.format(more="| tee log"))
+    (file,) = check_files([str(path)])
+    assert (file.kind, file.findings) == ("arguments", []) and file.trainer is not None
+    path.write_text(SCRIPT.format(more="\\\n    --train_type lora --lora_rank eight"))
+    (file,) = check_files([str(path)])
+    assert [(one.rule, one.location) for one in file.findings] == [
+        ("trainer-retired-key", (8, 5)), ("trainer-wrong-kind", (8, 23)),
+    ]  # fmt: skip
+    before = path.read_bytes()
+    assert (fix_file(file, unsafe=True), path.read_bytes()) == ([], before)  # a script is not changed
+    path.write_text("echo done\n")
+    (file,) = check_files([str(path)])
+    assert [one.rule for one in file.findings] == ["syntax"]
 
 
 def test_a_named_json_that_says_otherwise(tmp_path: Path) -> None:
