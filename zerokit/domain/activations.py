@@ -7,7 +7,7 @@ checkpointing mode, because every tensor's shape is a product of those and const
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 
@@ -265,6 +265,9 @@ class Timeline:
     """A pass through a reference model after ``forward``, what that left included; it has the same marks."""
     evaluation: Pass | None = None
     """A pass without a graph between steps; it has the marks of ``forward``."""
+    generation: Mapping[str, float] = field(default_factory=dict)
+    """What is live at the most while sequences are generated between steps, beside the states, by the key of
+    a component; empty: none are."""
 
     def __hash__(self) -> int:  # of the tuples it would cost more than what is looked up by it
         return id(self)

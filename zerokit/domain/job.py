@@ -82,7 +82,8 @@ class Job:
         optimizer: DeepSpeed optimizer type.
         optimizer_groups: of its groups of parameters all but the first: patterns of their names.
         torch_adam: where the script makes it, AdamW steps lists of tensors and is not fused.
-        new_tokens: of ``seq_len``, those that inference generates; ``None``: the prompt may take them all.
+        new_tokens: of ``seq_len``, those that are generated: in inference, where ``None`` says that the
+            prompt may take them all, and to be trained on where the trainer ``completes``.
         quantization: of the weights when serving; of frozen base weights under ``lora`` (``int8``).
         loss: one of :data:`LOSSES`.
         offload_activations: whether the script moves them to the host, as TRL does.
@@ -135,6 +136,11 @@ class Job:
         if self.new_tokens is None:
             return self.seq_len, self.seq_len
         return max(1, self.seq_len - self.new_tokens), max(1, self.seq_len - 1)
+
+    @property
+    def scored_tokens(self) -> int | None:
+        """Tokens at the end of a sequence that its loss counts alone; None: it counts all."""
+        return self.new_tokens if self.defaults.completes else None
 
     def is_reentrant(self, settings: TrainingSettings) -> bool:
         """Whether checkpointing is reentrant under these settings."""

@@ -184,8 +184,15 @@ def inference_phases(head: str | None) -> tuple[str, ...]:
 
 
 def needs_graphless(job: Job) -> bool:
-    """Whether passes without a graph are counted: through a reference model, or of an evaluation."""
-    return job.defaults.reference or job.eval_batch is not None
+    """Whether passes without a graph are counted: through a reference model, of an evaluation, or to
+    generate."""
+    return job.defaults.reference or job.defaults.generates or job.eval_batch is not None
+
+
+def generating(job: Job, variant: Variant) -> Variant:
+    """The variant that reads a prompt, of one under checkpointing: peft's ``generate`` is that of the model
+    inside it, around which no autocast is (trl/trainer/grpo_trainer.py:1873, 1.16)."""
+    return replace(variant, dropout=False, autocast=variant.autocast and job.method == "full")
 
 
 def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[Variant, ...]:
@@ -201,6 +208,8 @@ def variants_of(job: Job, strategy: Strategy, head: str | None = None) -> tuple[
         variants += (replace(variants[0], checkpointing=checkpointing),)
     if job.eval_batch is not None:
         variants += (replace(variants[0], checkpointing=checkpointing, dropout=False),)
+    if job.defaults.generates:
+        variants += (generating(job, replace(variants[0], checkpointing=checkpointing)),)
     return tuple(dict.fromkeys(variants))
 
 

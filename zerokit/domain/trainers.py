@@ -46,6 +46,9 @@ class Trainer:
             ``narrow copy``, in 16 bits, or ``wide copy``, in fp32.
         compares: whether the model passes over other answers, too, without a graph. ``least_rows``: of a
             micro-batch, below which it stops: their answers are compared with.
+        completes: whether rows are prompts, to which ⟨new_tokens⟩ are added, and the loss is of these alone.
+            A reference model's pass then comes before a step, not between forward and backward.
+        generates: whether the model that is trained makes them itself, those of a step at once.
         gathers: whether Accelerate gathers what it logs, on a communicator of NCCL's own. ``waits``: whether
             its ranks wait for each other before training, which makes that communicator.
         input_grads: whether the embeddings' output needs a gradient under adapters without checkpointing too.
@@ -80,6 +83,8 @@ class Trainer:
     reference_as: str = "copy"
     compares: bool = False
     least_rows: int = 1
+    completes: bool = False
+    generates: bool = False
     gathers: bool = True
     waits: bool = False
     input_grads: bool = False
@@ -93,6 +98,11 @@ class Trainer:
     separator: str = ", "
     not_counted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def refers_in_step(self) -> bool:
+        """Whether a reference model's pass comes between forward and backward."""
+        return self.reference and not self.completes
 
     def asked_for(
         self,
@@ -175,6 +185,23 @@ _TRL = Trainer(
 )
 _PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
 """Both of TRL's trainers on preferences: a row is an answer chosen and one rejected, each with the prompt."""
+
+_COMPLETES = replace(
+    _TRL,
+    title="TRL's GRPOTrainer 1.16",
+    completes=True,
+    names=("GRPOTrainer",),
+    not_counted={
+        **_TRL.not_counted,
+        "generation, and passes before the trained one, in the step time": ("full", "lora", "qlora"),
+    },
+    sources={
+        **_TRL.sources,
+        "loss": "trl/trainer/grpo_trainer.py:1498, fused_lm_head, and kernels/chunked_logprob.py",
+        "reference": "trl/trainer/grpo_trainer.py:1003 and :2712, of beta",
+        "generates": "trl/trainer/grpo_trainer.py:1873, of use_vllm",
+    },
+)
 
 _LLAMA_FACTORY = Trainer(
     title="LLaMA-Factory 0.9.5",
@@ -422,6 +449,11 @@ TRAINERS: Mapping[str, Trainer] = {
             "disables_dropout": "trl/trainer/reward_config.py:128, disable_dropout: True",
         },
     ),
+    **{
+        f"trl-grpo{beta}{server}": replace(_COMPLETES, reference=bool(beta), generates=not server)
+        for beta in ("", "-beta")
+        for server in ("", "-server")
+    },
     "axolotl": _AXOLOTL,
     "axolotl-peft": _AXOLOTL_PEFT,
     "axolotl-dpo": _AXOLOTLS_DPO,

@@ -12,23 +12,17 @@ from collections.abc import Iterator
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import QUANTIZED_BYTES, Job, Lora
-from zerokit.domain.model_shape import EAGER_SCORE_BYTES, MATH_SCORE_BYTES, Gemm, ModelShape, Stack
+from zerokit.domain.model_shape import EAGER_SCORE_BYTES, MATH_SCORE_BYTES, ModelShape, Stack
 from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.trainers import NOT_FUSED
 from zerokit.memory.card import min_vram_bytes
-from zerokit.memory.components import Component, HostComponent, by_key, in_ram, on_nvme
+from zerokit.memory.closed_form_host import fused_modules, host_of_rank
+from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
-from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
-from zerokit.memory.rank_model import ElementBytes, prepared_bytes, recomputed_notes, recomputed_weights_stay
-from zerokit.memory.replay.model_states import (
-    CUBLAS_THREADS,
-    managed_bytes,
-    optimizer_bytes,
-    runs_bf16_optimizer,
-    state_bytes,
-)
+from zerokit.memory.rank_model import prepared_bytes, recomputed_notes, recomputed_weights_stay
+from zerokit.memory.replay.model_states import CUBLAS_THREADS, runs_bf16_optimizer, state_bytes
 from zerokit.notes import Note
 from zerokit.values import frozen_dataclass, replace
 
@@ -43,6 +37,8 @@ LOSS_FORWARD_SHARE = 5 / 6
 LAST_LOGIT_BYTES = 6.0
 """Per logit of the last token when nothing is trained: in 16 bits and in fp32."""
 
+_GENERATED_LOGIT_BYTES = 16.0
+"""Per logit of a token that is generated: what the head makes, that in fp32, and probabilities, twice."""
 _WITHOUT_GRAPH = 0.55
 """Of what a layer holds that is computed anew (0.46 to 0.58 in Llama-3.2-1B's traces)."""
 _16_BIT, _FP32 = 2.0, 4.0
@@ -164,108 +160,6 @@ def logits(shape: ModelShape, job: Job, strategy: Strategy) -> float:
     if shape.head != "image-classification":
         rows *= max(1, job.row_tokens // strategy.sequence_parallel)
     return float(rows) * shape.vocab
-
-
-def fused_modules(gemm: Gemm) -> int:
-    """Modules in transformers of one product here: q, k, v; gate, up."""
-    return max(1, len(gemm.modules))
-
-
-def host_of_rank(
-    shape: ModelShape, strategy: Strategy, trainable: float, weight_bytes: float
-) -> dict[HostComponent, int]:
-    """Bytes of one rank in host memory and on NVMe, by component.
-
-    Args:
-        shape: the model.
-        strategy: stage, offload, ranks.
-        trainable: elements with gradients, before ZeRO divides them.
-        weight_bytes: of all weights, before ZeRO divides them.
-    """
-    settings, ranks = deepspeed(strategy.settings), strategy.zero_ranks
-    parts: dict[HostComponent, int] = {HostComponent.PROCESS: process_bytes(strategy.world_size)}
-    owned = trainable / ranks
-    if managed := managed_bytes(settings, [int(owned if settings.divides_states else trainable)]):
-        parts[HostComponent.OPTIMIZER_STATES] = managed
-    parts |= _optimizer(strategy, owned)
-    if settings.divides_weights:
-        parts |= _parameters(shape, strategy, owned, weight_bytes)
-    return {name: size for name, size in parts.items() if size}
-
-
-def _optimizer(strategy: Strategy, owned: float) -> dict[HostComponent, int]:
-    """What an offloaded optimizer keeps there of the rank's ``owned`` elements."""
-    settings = deepspeed(strategy.settings)
-    zero, states = settings.zero, optimizer_bytes(settings)
-    optimizer, wide = zero.offload_optimizer, ElementBytes.of(settings)
-
-    def of_owned(element_bytes: float, pin: bool = optimizer.pin_memory) -> int:
-        return pinned(int(element_bytes * owned), pin)
-
-    if optimizer.device == "none":
-        return {}
-    partition = {HostComponent.GRADIENT_PARTITION: of_owned(wide.accumulation)}
-    group = min(int(owned), zero.sub_group_size)
-    if optimizer.device == "nvme":
-        return partition | {
-            HostComponent.NVME_OPTIMIZER: int((2 * _FP32 + states) * owned),
-            HostComponent.SWAP_BUFFERS: pinned(optimizer.buffer_count * int(_FP32 * group)),
-        }
-    parts = {
-        HostComponent.MASTER_WEIGHTS: of_owned(wide.master, optimizer.pin_memory and zero.stage < 3),
-        HostComponent.GRADIENTS: of_owned(wide.master),
-        HostComponent.OPTIMIZER_STATES: int(states * owned),
-    }
-    if zero.stage < 3:
-        return parts | {HostComponent.STAGING: of_owned(wide.parameter)}
-    pieces = -(-int(owned) // max(1, group))
-    grouped = pieces * pinned(group * wide.master, optimizer.pin_memory)
-    return parts | partition | {HostComponent.GRADIENTS: grouped}
-
-
-def _parameters(
-    shape: ModelShape, strategy: Strategy, owned: float, weight_bytes: float
-) -> dict[HostComponent, int]:
-    """What ZeRO-3 keeps of the weights there, or passes through it."""
-    settings, ranks = deepspeed(strategy.settings), strategy.zero_ranks
-    offload, element_bytes = settings.zero.offload_param, settings.parameter_bytes
-    if offload.device == "none":
-        return {HostComponent.DEFRAGMENTATION: int(element_bytes * owned)}  # zero/utils.py defragment
-    if offload.device == "nvme":
-        return {
-            HostComponent.NVME_PARAMETERS: int(weight_bytes / ranks),
-            HostComponent.PARAMETER_BUFFERS: pinned(
-                offload.buffer_count * offload.buffer_size * element_bytes
-            ),
-        }
-    degree = strategy.tensor_parallel * strategy.pipeline_parallel
-    # zero.Init pins every parameter's share by itself; the pinned blocks stay cached
-    shares = ((size / degree / ranks, count) for size, count in _tensors(shape))
-    return {
-        HostComponent.PARAMETERS: pinned(int(weight_bytes / ranks)),
-        HostComponent.PARAMETERS_WHILE_BUILT: int(
-            sum(count * pinned(int(element_bytes * share), offload.pin_memory) for share, count in shares)
-        ),
-    }
-
-
-def _tensors(shape: ModelShape) -> Iterator[tuple[float, int]]:
-    """Elements of each matrix and table, and how many are alike."""
-    left = float(shape.parameters)
-    for stack in shape.stacks:
-        for gemm in stack.gemms:
-            left -= stack.layers * gemm.parameters
-            if gemm.stacked:
-                yield float(gemm.parameters), stack.layers
-            elif fused_modules(gemm) == 3:
-                keys = gemm.k * stack.kv_width / 2
-                yield gemm.parameters - 2 * keys, stack.layers
-                yield keys, 2 * stack.layers
-            else:
-                modules = gemm.copies * fused_modules(gemm)
-                yield gemm.parameters / modules, modules * stack.layers
-    tables = 1 if shape.tied else 2
-    yield max(0.0, left) / tables, tables
 
 
 CLOSED_FORM = "analytic"
@@ -413,13 +307,46 @@ def estimate_analytic(
         loaded = max(loaded, prepared)
     init = {Component.LOADED_MODEL: loaded} if loaded > setup else {Component.INITIALISATION: setup}
     phases = {"init": init, "forward": forward, "backward": backward, "step": step}
-    if job.eval_batch is not None:  # a layer at a time, then the loss
-        settings = replace(strategy.settings, micro_batch=job.eval_batch)
+    refers_before = job.defaults.reference and job.defaults.completes
+    batch = job.eval_batch or (strategy.settings.micro_batch if refers_before else None)
+    if batch is not None:  # a layer at a time, then the loss
+        settings = replace(strategy.settings, micro_batch=batch)
         evaluated = replace(strategy, settings=settings, checkpointing="full")
         working = _WITHOUT_GRAPH * activation_bytes(shape, job, evaluated)[1]
         loss = _losses(shape, job, evaluated, cluster, bytes_per_logit)[0]
         phases["eval"] = _highest({**kept, Component.ACTIVATIONS: working}, {**kept, Component.LOSS: loss})
+    if job.defaults.generates:
+        whole = sizes.weight_bytes if strategy.settings.divides_weights else 0.0
+        phases["generate"] = _highest(
+            *({**persistent, Component.GATHERED_PARAMETERS: whole, **live}
+              for live in _generated(shape, job, strategy, sizes))
+        )  # fmt: skip
     return _finish(phases, shape, strategy, cluster, job, sizes)
+
+
+def _generated(
+    shape: ModelShape, job: Job, strategy: Strategy, sizes: _Sizes
+) -> Iterator[dict[Component, float]]:
+    """What is live beside the weights while a step's sequences are generated: with their prompts, and in the
+    last step (``zerokit.memory.generation``)."""
+    settings, (prompt, longest) = strategy.settings, job.serving_tokens
+    sequences = settings.micro_batch * settings.gradient_accumulation
+    read = replace(settings, micro_batch=sequences)
+    read_by = replace(strategy, settings=read, checkpointing="full")
+    working = _WITHOUT_GRAPH * activation_bytes(shape, replace(job, seq_len=prompt), read_by)[1]
+    casts = 0.0
+    if settings.autocasts and job.method == "full":
+        casts = settings.product_bytes * (shape.linear_parameters + shape.head_parameters)
+    words = _GENERATED_LOGIT_BYTES * shape.vocab * sequences
+    cache = _cache_bytes(shape, sizes.element_bytes, strategy, sequences)
+    yield {Component.KV_CACHE: prompt * cache, Component.ACTIVATIONS: working + casts}
+    yield {Component.KV_CACHE: longest * cache, Component.ACTIVATIONS: words + casts}
+
+
+def _cache_bytes(shape: ModelShape, element_bytes: int, strategy: Strategy, sequences: int) -> float:
+    """Bytes of keys and values of one token of each sequence, in all layers."""
+    width = sum(stack.layers * stack.kv_width for stack in shape.stacks if stack.causal)
+    return element_bytes * width * sequences / min(strategy.tensor_parallel, shape.kv_heads)
 
 
 def _highest(*instants: dict[Component, float]) -> dict[Component, float]:
@@ -445,9 +372,10 @@ def _losses(
             output_bytes=strategy.settings.output_bytes,
             trained=job.method == "full",
             adds_in_place=cluster.gpu.supports("bf16"),
+            scored=job.scored_tokens,
         ),
     )
-    return fused.most(job.defaults.reference)
+    return fused.most(job.defaults.refers_in_step)
 
 
 def _sizes(shape: ModelShape, job: Job, strategy: Strategy) -> _Sizes:
@@ -626,11 +554,7 @@ def _inference(
     """Weights, the KV cache at its longest, one layer's working set for a prompt, the last token's logits."""
     element_bytes, tp, micro = sizes.element_bytes, strategy.tensor_parallel, strategy.settings.micro_batch
     prompt, longest = job.serving_tokens
-    cache = sum(
-        stack.layers * element_bytes * stack.kv_width * micro * longest / min(tp, shape.kv_heads)
-        for stack in shape.stacks
-        if stack.causal
-    )
+    cache = longest * _cache_bytes(shape, element_bytes, strategy, micro)
     widest = max(gemm.n * gemm.active for stack in shape.stacks for gemm in stack.gemms)
     work = 2 * element_bytes * widest / tp * micro * prompt + LAST_LOGIT_BYTES * shape.vocab * micro
     weights = sizes.weight_bytes / (sizes.ranks if strategy.settings.divides_weights else 1)

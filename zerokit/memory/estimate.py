@@ -6,17 +6,17 @@ Every figure follows from tensor shapes and from the engine's source, but for th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
-from zerokit.domain.activations import ActivationTrace, Pass, Run, Timeline, evaluate
+from zerokit.domain.activations import ActivationTrace, Timeline, evaluate
 from zerokit.domain.deepspeed_settings import DeepSpeedSettings, deepspeed
-from zerokit.domain.hardware import Cluster, Gpu, Processors
+from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.hf_classes import has_other_layers
 from zerokit.domain.job import Job
 from zerokit.domain.profile import (
     ModelProfile,
     Variant,
+    generating,
     needs_graphless,
     sequences_of_a_rank,
     tokens_of_a_rank,
@@ -27,7 +27,7 @@ from zerokit.domain.training_settings import TrainingSettings
 from zerokit.memory import card
 from zerokit.memory.components import HostComponent, in_ram, on_nvme
 from zerokit.memory.engines import engine_of
-from zerokit.memory.fused_loss import LossSize, fused_loss, head_marks, loss_size, with_loss, with_score_head
+from zerokit.memory.fused_loss import loss_size, with_loss, with_score_head
 from zerokit.memory.host import activation_copies
 from zerokit.memory.rank_estimate import Degrees, rank_estimate
 from zerokit.memory.rank_model import (
@@ -95,113 +95,6 @@ def bytes_of_order(settings: DeepSpeedSettings, trainable: int) -> int:
     """
     elements = 2 * settings.zero.max_live_parameters if settings.divides_weights else trainable
     return elements * settings.parameter_bytes
-
-
-def with_reference(
-    model: RankModel,
-    checkpointed: ActivationTrace,
-    timeline: Timeline,
-    point: tuple[int, int],
-    size: LossSize | None,
-    processors: Processors | None,
-) -> Timeline:
-    """The timeline with the pass through a reference model of the same shape, without a graph.
-
-    Under full checkpointing a layer's forward keeps nothing but its input, so that pass is the checkpointed
-    one without these inputs: TRL's DPO runs it so (trl/trainer/dpo_trainer.py:1327, 1.16,
-    ``torch.no_grad``), and computes the loss of its log-probabilities in the same chunks.
-
-    Args:
-        checkpointed: the trace under full checkpointing.
-        point: sequences and tokens of each.
-        size: of the loss, where it is not the model's own.
-    """
-    peaks = _without_graph(model, checkpointed, point, size, processors, with_adapters=False)
-    before = timeline.after_forward + (0 if size is None else fused_loss(model.loss, size).first_pass)
-    held = tuple(peak + before for peak in peaks)
-    return replace(timeline, reference=Pass(peaks=held, levels=held, afters=held))
-
-
-def with_evaluation(
-    model: RankModel,
-    checkpointed: ActivationTrace,
-    timeline: Timeline,
-    point: tuple[int, int],
-    settings: TrainingSettings,
-    gpu: Gpu,
-) -> Timeline:
-    """The timeline with a pass of an evaluation (transformers/trainer.py, ``evaluation_loop``, which keeps
-    the loss alone where nobody computes metrics), of ``point`` sequences and tokens. ``checkpointed``: the
-    trace under full checkpointing."""
-    size = loss_size(model, *point, settings, gpu.supports("bf16"))
-    peaks = tuple(_without_graph(model, checkpointed, point, size, gpu.processors, with_adapters=True))
-    return replace(timeline, evaluation=Pass(peaks=peaks, levels=peaks, afters=peaks))
-
-
-def _without_graph(
-    model: RankModel,
-    checkpointed: ActivationTrace,
-    point: tuple[int, int],
-    size: LossSize | None,
-    processors: Processors | None,
-    *,
-    with_adapters: bool,
-) -> list[float]:
-    """The peaks of a pass without a graph at the marks of the model's forward: those under full checkpointing
-    without the layers' inputs, which that keeps. What autocast casts stays."""
-    forward = checkpointed.timeline(*point, processors).forward
-    highest = forward.peaks if with_adapters else _without_adapters(checkpointed, forward)
-    peaks, start, layers, cast = list[float](), None, 0, 0.0
-    for run, first, stop in _blocks(checkpointed):
-        level = forward.afters[first - 1] if first else 0.0
-        level = forward.afters[stop - 1] - (forward.afters[stop - 1] - level) / (1 + run.jump)
-        if run.stack and start is None:
-            start = level
-        kept = 0.0 if start is None else level - start
-        if with_adapters and size is not None:
-            layers += run.jump
-            inputs, cast = layers * size.hidden_bytes, max(0.0, kept - layers * size.hidden_bytes)
-            # the embedding's output, the first one's, is a local of the model's forward
-            kept = min(kept, inputs) - (size.hidden_bytes if layers and run.stack else 0)
-            layers += bool(run.stack)
-        peaks += [peak - kept for peak in highest[first:stop]]
-    marks = head_marks(replace(model, trace=checkpointed))
-    if size is not None and marks is not None and (with_adapters or model.loss != "standard"):
-        beside = cast + (0.0 if start is None else max(0.0, start - size.hidden_bytes))
-        after = len(peaks) - marks.forward - 1
-        if model.loss == "standard":  # above what the norm before the head keeps
-            more = beside + size.hidden_bytes - forward.levels[marks.forward]
-            peaks[marks.forward + 1 :] = [peak + more for peak in forward.peaks[marks.forward + 1 :]]
-        else:
-            loss = fused_loss(model.loss, replace(size, has_graph=False))
-            peaks[marks.forward + 1 :] = [beside + (loss.head or loss.forward)] * after
-            peaks[-1] = beside + loss.forward
-    if checkpointed.marks_forward != model.trace.marks_forward:
-        peaks = [max(peaks)] * len(model.trace.marks_forward)
-    return peaks
-
-
-def _without_adapters(trace: ActivationTrace, forward: Pass) -> list[float]:
-    """The peaks of a pass in which no adapter runs: those beside a module's own product are none."""
-    peaks, adapted, level = list(forward.peaks), "", 0.0
-    for number, (kind, name) in enumerate(trace.marks_forward):
-        if adapted:
-            peaks[number] = min(peaks[number], level)
-            adapted = "" if (kind, name) == ("fwd_post", adapted) else adapted
-        elif kind == "fwd_post" and name.endswith(".base_layer"):
-            adapted, level = name.removesuffix(".base_layer"), forward.afters[number]
-    return peaks
-
-
-def _blocks(trace: ActivationTrace) -> Iterator[tuple[Run, int, int]]:
-    """Of every layer, and of what lies between: its run (with layers left out before the first alone), its
-    first mark and the one after its last."""
-    position = 0
-    for run in trace.forward:
-        marks = len(trace.segments[run.segment])
-        for number in range(run.count):
-            yield run if number == 0 else replace(run, jump=0), position, position + marks
-            position += marks
 
 
 LIST_EVERY_RANK_UP_TO = 64
@@ -321,7 +214,8 @@ def estimate_traced(
             profile, trace, strategy.settings, shared, strategy.checkpointing != "none"
         )
         sharing.append(Note("shared-sequences", f"activations are of the sequence's share, {how}"))
-    reference = (job.defaults.reference_as if job.method == "full" else "base") * job.defaults.reference
+    as_copy, base = job.defaults.reference_as, "base" if job.defaults.refers_in_step else ""
+    reference = (as_copy if job.method == "full" else base) * job.defaults.reference
     stay = recomputed_weights_stay(job, strategy)
     kept_as = (job.kbit_prepared, reference, stay, job.optimizer_groups, job.defaults.compares)
     of_job = (adapters, job.loss, cluster.gpu.cublas_workspace_bytes, *kept_as)
@@ -329,9 +223,8 @@ def estimate_traced(
     checkpointed = _checkpointed(profile, job, strategy, usable) if needs_graphless(job) else (None, None)
     # views of experts, saved without checkpointing, add up over all layers, as does what is not released
     # before backward ends
-    adds_up = (
-        stay or reference == "base" or job.eval_batch or bool(profile.views and model.checkpointing == "none")
-    )
+    between = job.eval_batch is not None or job.defaults.completes
+    adds_up = stay or reference == "base" or between or bool(profile.views and model.checkpointing == "none")
     kept = None if adds_up else engine.layers_kept(model, strategy.settings)
     if kept is not None:
         trace = trace.shortened(kept)
@@ -382,27 +275,36 @@ def timeline_of(
     gpu: Gpu,
     of_reference: ActivationTrace | None = None,
     of_evaluation: ActivationTrace | None = None,
+    of_generation: ActivationTrace | None = None,
 ) -> Timeline:
-    """The activations of one micro-batch, with the job's loss; ``of_reference``, ``of_evaluation``: traces
-    under checkpointing that passes without a graph are read from, where there are such."""
+    """The activations of one micro-batch, with the job's loss; ``of_reference``, ``of_evaluation``,
+    ``of_generation``: traces under checkpointing that passes without a graph are read from, where there are
+    such."""
     point = sequences_of_a_rank(job, strategy), tokens_of_a_rank(job, strategy)
     timeline, size = model.trace.timeline(*point, gpu.processors), None
     copied = engine_of(strategy.settings).copied_logit_bytes(job, strategy)
     if model.loss != "standard":
-        size = loss_size(model, *point, strategy.settings, gpu.supports("bf16"))
+        size = loss_size(model, *point, strategy.settings, gpu.supports("bf16"), job.scored_tokens)
         timeline = timeline if size is None else with_loss(model, timeline, size)
     elif copied and (head := loss_size(model, *point, strategy.settings, False)) is not None:
         timeline = _with_outputs(timeline, copied * head.tokens * head.vocabulary)
+    if not needs_graphless(job):
+        return timeline
+    from zerokit.memory.graphless import with_evaluation, with_generation, with_reference
+
     if of_evaluation is not None and job.eval_batch is not None:
         sequences = job.eval_batch * job.defaults.sequences
         timeline = with_evaluation(
             model, of_evaluation, timeline, (sequences, point[1]), strategy.settings, gpu
         )
+    if of_generation is not None and job.defaults.generates:
+        timeline = with_generation(model, of_generation, timeline, job, strategy, gpu)
     if of_reference is None or not job.defaults.reference:
         return timeline
     if size is not None and model.copy_bytes:
         size = replace(size, element_bytes=model.copy_bytes)
-    return with_reference(model, of_reference, timeline, point, size, gpu.processors)
+    in_step = job.defaults.refers_in_step
+    return with_reference(model, of_reference, timeline, point, size, gpu.processors, in_step=in_step)
 
 
 @lru_cache(maxsize=512)
@@ -417,15 +319,16 @@ def _checkpointed(
     strategy: Strategy,
     usable: tuple[Variant, ActivationTrace, tuple[int, int] | None],
 ) -> tuple[ActivationTrace | None, ...]:
-    """The traces with full checkpointing beside a usable one, of a reference model's pass and of an
-    evaluation's."""
+    """The traces with full checkpointing beside a usable one, of a reference model's pass, of an
+    evaluation's and of a prompt's."""
     variant, tokens = usable[0], tokens_of_a_rank(job, strategy)
     if variant.checkpointing not in ("full", "reentrant"):
         variant = replace(variant, checkpointing="full")
     evaluated = (job.eval_batch or 0) * job.defaults.sequences
     return (
         profile.trace(variant, tokens, sequences_of_a_rank(job, strategy)),
-        profile.trace(replace(variant, dropout=False), tokens, evaluated),
+        profile.trace(replace(variant, dropout=False), tokens, evaluated) if evaluated else usable[1],
+        profile.trace(generating(job, variant), tokens, 2) if job.defaults.generates else usable[1],
     )
 
 
@@ -442,6 +345,12 @@ def _instead_notes(profile: ModelProfile, variant: Variant, job: Job, strategy: 
             "Trainer's is; one that is made without has them in 16 bits, and keeps less"
         )
         notes.append(Note("adapters-under-zero-init", text))
+    if job.defaults.reference and job.defaults.completes and wanted.zero3_linear and job.method != "full":
+        text = (
+            "passes through the base between steps keep ZeRO-3 from fetching ahead, which is counted: up to "
+            "16 % less in backward"
+        )
+        notes.append(Note("fetches-ahead-counted", text))
     if wanted.padding and not variant.padding:
         notes.append(UNPADDED)
     of_text = profile.hf_config.get("text_config", profile.hf_config)

@@ -25,7 +25,8 @@ instants of head and loss are taken out and those of the library's own function 
 * ``score``: one output for each token instead of the words, of which the last counts
   (transformers/modeling_layers.py, ``GenericForSequenceClassification``, 5.23).
 
-Every token counts as a target but the last of each sequence, as in a batch without masked labels.
+Every token counts as a target but the last of each sequence, as in a batch without masked labels; of what a
+trainer has generated the new ones alone.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class LossSize:
         adds_in_place: whether the GPU adds 16-bit products to a 16-bit gradient (from Ampere on).
         has_graph: whether a backward pass follows.
         returned_bytes: of the layers' inputs, where the model returns all of them and backward needs none.
+        scored: tokens of a sequence that count; None: all with a next one.
     """
 
     sequences: int
@@ -141,6 +143,7 @@ class LossSize:
     adds_in_place: bool = True
     has_graph: bool = True
     returned_bytes: int = 0
+    scored: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -149,8 +152,8 @@ class LossSize:
 
     @property
     def targets(self) -> int:
-        """Tokens with a next one."""
-        return self.sequences * max(0, self.seq_len - 1)
+        """Tokens that count."""
+        return self.sequences * (max(0, self.seq_len - 1) if self.scored is None else self.scored)
 
     @property
     def hidden_bytes(self) -> int:
@@ -358,7 +361,12 @@ FUSED = ("liger", "chunked", "cut")
 
 
 def loss_size(
-    model: RankModel, sequences: int, seq_len: int, settings: TrainingSettings, adds_in_place: bool
+    model: RankModel,
+    sequences: int,
+    seq_len: int,
+    settings: TrainingSettings,
+    adds_in_place: bool,
+    scored: int | None = None,
 ) -> LossSize | None:
     """The size of a model's loss; None where the model does not end with an output head."""
     marks = head_marks(model)
@@ -378,7 +386,7 @@ def loss_size(
         product_bytes=settings.product_bytes,
         output_bytes=settings.output_bytes,
         trained=parameter.trainable and model.loss != "value", adds_in_place=adds_in_place,
-        returned_bytes=returned,
+        returned_bytes=returned, scored=scored,
     )  # fmt: skip
 
 

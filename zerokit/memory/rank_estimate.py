@@ -95,6 +95,10 @@ def rank_estimate(
     )
 
 
+_GENERATED = (Component.KV_CACHE, Component.GATHERED_PARAMETERS)
+"""What a generation holds beside activations."""
+
+
 def _components(
     replayed: _Replayed, phases: Mapping[str, int], kinds: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
@@ -103,11 +107,16 @@ def _components(
     instants, losses = _instants(replayed, kinds)
     wanted = {**instants, "step": None}
     composed = engine_of(settings).compose(model, settings, replayed.ranks, replayed.rank, wanted)
-    if replayed.timeline.evaluation is not None:
-        at, _ = _evaluation(replayed.own.micro_steps[0], replayed.timeline.evaluation)
+    evaluation, generation = replayed.timeline.evaluation, replayed.timeline.generation
+    between = {"generate": (0, 0, True)} if generation else dict[str, Instant]()
+    if evaluation is not None:
+        between["eval"] = _evaluation(replayed.own.micro_steps[0], evaluation)[0]
+    for phase, at in between.items():
         wanted = {"forward": at, "backward": None, "step": None}
         inside = engine_of(settings).compose(model, settings, replayed.ranks, replayed.rank, wanted)
-        composed["eval"] = inside["forward"]
+        composed[phase] = inside["forward"]
+        if phase == "generate":
+            composed[phase] |= {part: round(generation[part.value]) for part in _GENERATED}
     frozen = model.frozen_bytes(settings.parameter_bytes)
     for phase, parts in composed.items():
         if not settings.divides_weights and frozen and Component.PARAMETERS in parts:
@@ -167,6 +176,10 @@ def _phases(own: RankBytes, timeline: Timeline, *, has_copy: bool) -> tuple[dict
     if timeline.evaluation is not None:
         _, size = _evaluation(own.micro_steps[0], timeline.evaluation)
         phases["eval"] = round(size)
+    if timeline.generation:
+        first = own.micro_steps[0]
+        held = first.start if first.forward is None else first.forward.start
+        phases["generate"] = round(held + sum(timeline.generation.values()))
     return phases, {"init": 0, "forward": ahead_at, "backward": back_at, "step": 0}
 
 

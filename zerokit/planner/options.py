@@ -185,7 +185,8 @@ def parse_image_size(value: object, name: str) -> tuple[int, int]:
 
 _WHETHER = "for whether it fits."
 Trainer = Literal[
-    "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "axolotl", "axolotl-peft",
+    "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "trl-grpo", "trl-grpo-server",
+    "trl-grpo-beta", "trl-grpo-beta-server", "axolotl", "axolotl-peft",
     "axolotl-dpo", "axolotl-orpo", "axolotl-kto", "axolotl-reward",
     "llamafactory", "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto",
     "llamafactory-reward",
@@ -260,7 +261,8 @@ class PlanOptions(TypedDict, total=False):
     quant: Annotated[Literal["none", "int8", "int4"] | None, Option("Job")]
     """Quantised weights when serving; int8 also of the base under LoRA."""
     new_tokens: Annotated[Whole, Option("Job", "N", parse_positive_int)]
-    """Of ⟨seq_len⟩, tokens that are generated when serving. [default: the prompt may take all]"""
+    """Of ⟨seq_len⟩, tokens that are generated: when serving, or to be trained on (trl-grpo). [default: the
+    prompt may take all; in training 512]"""
     images: Annotated[Whole, Option("Job", "N", parse_positive_int)]
     """Images in each sequence, of a model of images and text."""
     image_size: Annotated[str | None, Option("Job", "WxH", parse_image_size)]

@@ -51,6 +51,8 @@ _NOTES = {
     "replaces norms, rotary embedding and MLPs too, which keep less than is counted here",
     "cut": "⟨loss⟩ cut: linear_cross_entropy of cut-cross-entropy (25.1), every label a target",
 }
+_COMPLETION = 512
+"""TRL's own (trl/trainer/grpo_config.py:494, 1.16)."""
 _TIMED = "the step time is that of the model's own loss"
 
 
@@ -248,6 +250,22 @@ def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> i
     return length
 
 
+def _new_tokens(
+    options: Mapping[str, Any], length: int, row: Trainer, inference: bool, notes: list[Note]
+) -> int | None:
+    """Tokens of a sequence that are generated. Raises InputError: none are, or all would be."""
+    count = integer(options, "new_tokens")
+    if count is not None and not (inference or row.completes):
+        raise InputError(f"⟨new_tokens⟩ {count}: only with ⟨inference⟩, or a ⟨trainer⟩ that generates")
+    if row.completes and not inference:
+        count = count or min(_COMPLETION, length // 2)
+        text = f"prompts of {length - count} tokens, and {count} generated: ⟨new_tokens⟩ of ⟨seq_len⟩"
+        notes.append(Note("new-tokens", text, "default", short=f"⟨new_tokens⟩ {count}"))
+    if count is not None and count >= length:
+        raise InputError(f"⟨new_tokens⟩ {count}: ⟨seq_len⟩ {length} is prompt and answer together; use fewer")
+    return count
+
+
 def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, ...]]:
     notes = list[Note]()
     trainer = choice(options, "trainer") or "raw"
@@ -264,13 +282,7 @@ def _job(options: Mapping[str, Any], chosen: Chosen) -> tuple[Job, tuple[Note, .
     method, inference = (choice(options, "method") or "full"), bool(options.get("inference"))
     quantization = choice(options, "quant") or "none"
     notes += notes_of("quantised-base", _refuse_quantization(options, quantization, method))
-    new_tokens = integer(options, "new_tokens")
-    if new_tokens is not None and not inference:
-        raise InputError(f"⟨new_tokens⟩ {new_tokens}: only with ⟨inference⟩")
-    if new_tokens is not None and new_tokens >= length:
-        raise InputError(
-            f"⟨new_tokens⟩ {new_tokens}: ⟨seq_len⟩ {length} is prompt and answer together; use fewer"
-        )
+    new_tokens = _new_tokens(options, length, row, inference, notes)
     if inference and method != "full":
         raise InputError(
             f"⟨inference⟩ ⟨method⟩ {method}: adapters apply to training only; leave ⟨method⟩ out"

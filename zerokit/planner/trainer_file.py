@@ -54,8 +54,9 @@ def searched_values(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, 
 
 
 def strategy_options(file: TrainerFile, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an estimate of what the file runs; those that were given win."""
-    said = _said(file, options)
+    """The options of an estimate of what the file runs, whatever room that leaves; those that were given
+    win."""
+    said = {name: value for name, value in _said(file, options).items() if name != "margin"}
     if any(options.get(name) for name in _BATCH):
         said = {name: value for name, value in said.items() if name not in _BATCH or name == "micro_batch"}
     return _merged(options, said)

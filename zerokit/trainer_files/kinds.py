@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
+from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.model_shape import is_pattern
 from zerokit.trainer_files.says import Says
 from zerokit.values import frozen_dataclass
@@ -459,7 +460,31 @@ def _swift(says: Says) -> None:
     take_constants(says, "bnb_4bit_use_double_quant", nested=True)
 
 
-_TRL_TRAINERS = {"sft": "trl", "dpo": "trl-dpo", "kto": "trl-kto", "reward": "trl-reward"}
+_TRL_TRAINERS = {
+    "sft": "trl", "dpo": "trl-dpo", "kto": "trl-kto", "reward": "trl-reward", "grpo": "trl-grpo"
+}  # fmt: skip
+_PROMPT = 512
+"""Tokens of a prompt where a file has no longest one, as trainers cut them that do."""
+
+
+def take_generation(says: Says, prompt: str) -> None:
+    """Take what is generated, and by what; ``prompt``: the key of the longest prompt's tokens. A reference
+    model is there unless the weight of its divergence is 0."""
+    says("num_generations"), says("reward_funcs")
+    completion = says("max_completion_length")
+    says.take("new_tokens", "max_completion_length", completion)
+    says.take("padding", "max_completion_length", True)  # prompts and answers are of different lengths
+    says.take("seq_len", prompt, (says(prompt) or _PROMPT) + completion)
+    by_server = says.is_on("use_vllm")
+    says.options["trainer"] += "-beta" * bool(says("beta")) + "-server" * by_server
+    accumulated = says("gradient_accumulation_steps")
+    for key in ("steps_per_generation", "num_iterations", "generation_batch_size"):
+        if says(key) not in (None, 1, accumulated) and not by_server:
+            says.leave_out(key, "what one step trains on is counted as generated at once")
+    share = says("vllm_gpu_memory_utilization")
+    if by_server and says("vllm_mode") != "server":
+        says.leave_out("use_vllm", f"the engine's {share:.0%} of each GPU, which a plan leaves free")
+        says.take("margin", "vllm_gpu_memory_utilization", share + DEFAULT_MARGIN)
 
 
 def _trl_stages(says: Says) -> tuple[str, ...]:
@@ -481,6 +506,8 @@ def _trl(says: Says) -> None:
         key = next((key for key, has in of.items() if has and "sft" not in has), "trainer")
         says.refuse(key, f"TRL's {stage} trainer")
     says.options["trainer"] = _TRL_TRAINERS.get(stage, "trl")
+    if stage == "grpo":
+        take_generation(says, "max_prompt_length")
     says("beta"), says("max_prompt_length")  # within max_length, which counts
     says("lora_task_type")  # of rewards it copies a head of one output (peft, ModulesToSaveWrapper)
     if says.is_on("use_peft"):

@@ -101,7 +101,7 @@ def test_what_counts_and_is_not_counted_is_named() -> None:
         (LLAMA_FACTORY.replace("sft", "ppo"), "stage: ppo"),
         (LLAMA_FACTORY.replace("type: lora", "type: oft"), "finetuning_type: oft"),
         (SWIFT + "rlhf_type: grpo\n", "rlhf_type: grpo"),
-        (HANDBOOK.replace("max_length: 2048", "num_generations: 8"), "num_generations: 8"),
+        (HANDBOOK.replace("max_length: 2048", "lmbda: 0.5"), "lmbda: 0.5"),
     ],
 )
 def test_what_no_plan_is_made_for_is_refused_by_its_key(text: str, key: str) -> None:
@@ -269,6 +269,27 @@ def test_kto_of_trl_stops_where_a_batch_has_one_row() -> None:
             zerokit.plan(**job, global_batch=2, trainer=trainer)
         chosen = zerokit.plan(**job, trainer=trainer).chosen
         assert chosen is not None and chosen.strategy.settings.micro_batch >= 2
+
+
+GRPO = HANDBOOK.replace(
+    "max_length: 2048", "num_generations: 8\nmax_completion_length: 1024\nreward_funcs: [think_format_reward]"
+)
+
+
+def test_generation_of_trl_is_told_by_its_arguments() -> None:
+    file = read_trainer_file(written(GRPO))
+    assert file.command == ("trl", "grpo", "--config", "job.yml") and not file.not_modelled
+    assert (file.options["trainer"], file.options["new_tokens"]) == ("trl-grpo", 1024)
+    assert file.options["seq_len"] == 512 + 1024
+    # the batch that is generated is a step's, unless it says otherwise (trl/trainer/grpo_config.py)
+    more = read_trainer_file(written(GRPO + "num_iterations: 2\nbeta: 0.04\n"))
+    assert (more.options["trainer"], [*more.not_modelled]) == ("trl-grpo-beta", ["num_iterations"])
+    engine = GRPO + "use_vllm: true\nsteps_per_generation: 16\nvllm_mode: "
+    server = read_trainer_file(written(engine + "server\n"))
+    assert (server.options["trainer"], server.not_modelled) == ("trl-grpo-server", {})
+    beside = read_trainer_file(written(engine + "colocate\n"))
+    assert beside.not_modelled == {"use_vllm": "the engine's 30% of each GPU, which a plan leaves free"}
+    assert beside.options["margin"] == pytest.approx(0.32)
 
 
 def test_an_evaluation_is_taken_and_of_preferences_a_larger_one_is_named() -> None:

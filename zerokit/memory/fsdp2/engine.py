@@ -192,6 +192,7 @@ class Fsdp2(Engine[Fsdp2Settings]):
             f"optimizer {settings.client_optimizer or settings.optimizer}": not known,
             "weights in 8 bits": job.packed_base_bytes is not None and job.method != "qlora",
             "a reference model": job.defaults.reference,
+            "generation": job.defaults.generates,
             "offloaded activations": job.offload_activations,
             f"loss {job.loss}": job.loss not in REPLAYED_LOSSES,
             "loss liger of adapters, which reads the head's weight without gathering it": job.loss == "liger"
