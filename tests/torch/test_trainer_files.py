@@ -58,9 +58,9 @@ SHOWN = (
     "ax.fused.bias", "ax.fused.qwen3.qlora", "ax.fused.bias.qlora", "ax.fused.output", "ax.peft.nock",
     "lf.ev.lora", "lf.ev.full", "sw.ev.lora", "sw.ev.full", "ax.ev.lora", "rw.full",
     "rw.lora", "rw.z2", "rw.z3", "rw.ddp", "rw.qlora", "kt.full", "kt.lora", "ax.dpo.full", "ax.dpo.lora",
-    "ax.dpo.lora.nock", "ax.dpo.qlora", "ax.dpo.lora.b2", "ax.dpo.z2", "ax.kto.full", "ax.orpo.full",
-    "ax.simpo.lora", "ax.rm.full", "ax.rm.lora", "sw.dpo.full", "sw.dpo.lora", "sw.dpo.z2", "sw.kto.full",
-    "sw.orpo.full", "sw.rm.full", "sw.rm.lora",
+    "ax.dpo.un.full.nock", "sw.dpo.un.lora.nock", "ax.dpo.qlora", "ax.dpo.lora.b2", "ax.dpo.z2",
+    "ax.kto.full", "ax.orpo.full", "ax.simpo.lora", "ax.rm.full", "ax.rm.lora", "sw.dpo.full",
+    "sw.dpo.lora", "sw.dpo.z2", "sw.kto.full", "sw.orpo.full", "sw.rm.full", "sw.rm.lora",
 )  # fmt: skip
 
 

@@ -239,6 +239,7 @@ def _take_preferences(says: Says) -> None:
         says.refuse("rl", "axolotl's training by generated answers")
         return
     says.options["trainer"] = f"axolotl-{row}"
+    says.take("padding", "rl" if says("rl") else "reward_model", True)  # answers differ in length
     says("rl_beta"), says("num_labels")
     if "sft" in (says("dpo_loss_type") or ()):
         says.leave_out("dpo_loss_type", "the cross-entropy of chosen answers")
@@ -421,6 +422,8 @@ def _swift(says: Says) -> None:
         if (row := _PREFERENCES.get(method := says("rlhf_type"))) is None:
             says.refuse("rlhf_type", f"ms-swift's training by {method}")
         says.options["trainer"] = f"swift-{row}"
+        if not (says.is_on("packing") or says.is_on("padding_free")):  # answers differ in length
+            says.take("padding", "rlhf_type", True)
         says("beta"), says("loss_type"), says("num_labels")  # of the same log-probabilities
         _take_nll(says, method)
     says.stage = says.stage or "sft"

@@ -255,6 +255,7 @@ def test_preferences_of_trl_are_told_by_their_arguments() -> None:
 def test_preferences_are_counted_by_rows_of_their_own(text: str, trainer: str, named: set[str]) -> None:
     file = read_trainer_file(written(text))
     assert (file.options["trainer"], {*file.not_modelled}, file.refused) == (trainer, named, "")
+    assert file.options["padding"]  # answers differ in length
 
 
 def test_kto_of_trl_stops_where_a_batch_has_one_row() -> None:
