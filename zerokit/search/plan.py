@@ -448,7 +448,9 @@ def _explain(request: Request, result: SearchResult) -> str:
         lines[0] += " (these are CPU ranks; to plan for GPUs name them: ⟨gpus⟩ N ⟨gpu⟩ NAME)"
     elif request.cluster.gpu_assumed:
         lines[0] += " (no GPU was named and none was found here: name yours, ⟨gpus⟩ N ⟨gpu⟩ NAME)"
-    if request.cluster.host_ram_bytes is None and HOST_REASON in result.rejected:
+    limit = request.cluster.host_limit_bytes
+    is_short = nearest is not None and limit is not None and nearest.memory.host_bytes_per_node > limit
+    if request.cluster.host_ram_bytes is None and (is_short or HOST_REASON in result.rejected):
         lines.append(assumed_host(request.cluster))
     lines += _left_out(result)
     if changes:

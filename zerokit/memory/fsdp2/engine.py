@@ -14,7 +14,14 @@ from zerokit.domain.profile import ModelProfile
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import Component, HostComponent, Ledger
 from zerokit.memory.engine import Engine
-from zerokit.memory.fsdp2.weights import Weights, constant_bytes, groups_of, own_shares, shares_of
+from zerokit.memory.fsdp2.weights import (
+    Weights,
+    constant_bytes,
+    groups_of,
+    own_shares,
+    reduce_bytes,
+    shares_of,
+)
 from zerokit.memory.host import pinned, process_bytes
 from zerokit.memory.rank_model import Overlay, RankModel, block, embeddings_of, stacks_of
 from zerokit.memory.replay.model_states import (
@@ -273,15 +280,19 @@ class Fsdp2(Engine[Fsdp2Settings]):
         ), f"ring attention's keys and values ({settings.rotation}) counted"
 
     def least_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int) -> tuple[int, int]:
-        """(bytes at every instant of a step, the most of gradients at its end and of weights that forward
-        leaves gathered)."""
+        """(bytes at every instant of the last forward, gradients that the micro-batches before left whole
+        among them, and the most of gradients at the step's end and of weights that forward leaves
+        gathered)."""
         shares = own_shares(model, settings, shard_ranks(settings, ranks))
+        trained = [share for share in shares if share.trainable]
         gathered = 0 if settings.reshard_after_forward else sum(share.gathered_bytes for share in shares)
+        reduces = micro_step_kinds(settings)[0]
+        whole = 0 if reduces else reduce_bytes(settings) * sum(share.size for share in trained)
         if settings.offload:
-            return 0, gathered
+            return whole, gathered
         states = state_bytes(model, settings, shard_ranks(settings, ranks))
-        gradients = sum(share.kept_bytes for share in shares if share.trainable)
-        return sum(share.kept_bytes for share in shares) + states, max(gradients, gathered)
+        always = sum(share.kept_bytes for share in shares) + states
+        return always + whole, max(0 if whole else sum(share.kept_bytes for share in trained), gathered)
 
     @lru_cache(maxsize=1024)  # noqa: B019 - there is one engine
     def rank_bytes(self, model: RankModel, settings: Fsdp2Settings, ranks: int, rank: int) -> RankBytes:
