@@ -25,7 +25,7 @@ from zerokit.memory.components import Component
 from zerokit.memory.estimate import covers, estimate_traced
 from zerokit.planner.memory_source import Model, Source
 from zerokit.planner.request import resolve
-from zerokit.search.close_calls import headroom_bytes, is_sure
+from zerokit.search.explain import headroom_bytes, is_sure
 from zerokit.search.plan import make_space
 from zerokit.search.search import search
 from zerokit.units import GIB

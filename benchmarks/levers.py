@@ -15,7 +15,7 @@ from typing import Any
 
 import zerokit
 from zerokit.errors import ZerokitError
-from zerokit.search.close_calls import NOISE
+from zerokit.search.explain import NOISE
 
 JOBS: tuple[Mapping[str, Any], ...] = (
     *(

@@ -32,12 +32,12 @@ from zerokit.errors import InputError, NothingFits
 from zerokit.planner.options import normalized
 from zerokit.planner.plan_result import PlanResult
 from zerokit.planner.request import resolve
-from zerokit.search.close_calls import NOISE
+from zerokit.search.explain import NOISE
 from zerokit.search.plan import make_plan
 from zerokit.search.space import Request
 
 ALIKE = (1 + NOISE) * (1 + 1e-6)
-"""A simpler strategy may be so much slower than the fastest (:mod:`zerokit.search.close_calls`)."""
+"""A simpler strategy may be so much slower than the fastest (:mod:`zerokit.search.explain`)."""
 _IDLE = 0.05
 _EXPECTED_ENDS = (0, 2, 3)
 """A plan, a request that cannot be, nothing fits."""

@@ -21,10 +21,11 @@ from zerokit.memory.components import label
 from zerokit.notes import Note, on_topic, with_id
 from zerokit.planner import answer, documents
 from zerokit.planner.documents import Estimate, PlannedStrategy
-from zerokit.search.close_calls import is_sure, remark
 from zerokit.search.explain import (
     cluster_words,
     host_lack_words,
+    is_sure,
+    remark,
     share_words,
     strategy_words,
 )

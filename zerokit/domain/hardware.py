@@ -208,7 +208,7 @@ class Gpu:
 
 DEFAULT_MARGIN = 0.02
 """Share of a GPU's memory that a chosen plan leaves: twice what predictions of measured runs were off by at
-worst (``zerokit.search.close_calls.WORST_ERROR``)."""
+worst (``zerokit.search.explain.WORST_ERROR``)."""
 
 
 @frozen_dataclass

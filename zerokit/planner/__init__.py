@@ -148,7 +148,7 @@ def _without_engine(
     """The plan of a trainer's file that has no engine, where one would divide nothing that counts; None:
     it is not modelled, does not fit, or is slower."""
     from zerokit.errors import NothingFits
-    from zerokit.search.close_calls import NOISE
+    from zerokit.search.explain import NOISE
 
     try:
         plain = plan({**options, "engine": "ddp"}, **plan_arguments)

@@ -10,7 +10,7 @@ from zerokit.domain.strategy import Candidate, label
 from zerokit.errors import FileInputError, InputError
 from zerokit.planner.documents import Document, Estimate, PlannedStrategy
 from zerokit.planner.options import BY_NAME
-from zerokit.search.close_calls import NOISE
+from zerokit.search.explain import NOISE
 from zerokit.units import format_gib, format_seconds
 from zerokit.values import frozen_dataclass, replace
 

@@ -31,7 +31,7 @@ from zerokit.planner.documents import html_table
 from zerokit.planner.options import ELSEWHERE, CheckOptions
 from zerokit.planner.recipes import Recipe
 from zerokit.rules.batch import ranks_of
-from zerokit.search import close_calls
+from zerokit.search import explain
 from zerokit.search.explain import host_lack_words
 from zerokit.search.space import LayoutRefused
 from zerokit.strictload import Document, Location
@@ -196,8 +196,8 @@ def _answer(estimate_options: Mapping[str, str], path: str, say: Say, named: str
     fits = "fits" if answer.planned.is_sure else "may fit"
     if unmodelled := not_modelled(answer.planned.not_modelled):
         fits += f" ({unmodelled})"
-    if not close_calls.is_sure(memory, gpu):
-        job = f"{close_calls.headroom_words(memory, gpu)}; {job}"
+    if not explain.is_sure(memory, gpu):
+        job = f"{explain.headroom_words(memory, gpu)}; {job}"
     fits += " the GPU, but maybe not the host" if lack else ""
     return answer.fits, f"{fits}: {required} of {available} per GPU{host} ({job}){left_open}"
 

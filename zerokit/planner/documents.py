@@ -18,8 +18,15 @@ from zerokit.memory.card import around_peak
 from zerokit.memory.components import HostComponent, label
 from zerokit.notes import Note
 from zerokit.planner import answer
-from zerokit.search.close_calls import headroom_bytes, headroom_words, is_sure, remark
-from zerokit.search.explain import cluster_words, host_lack_words, strategy_words
+from zerokit.search.explain import (
+    cluster_words,
+    headroom_bytes,
+    headroom_words,
+    host_lack_words,
+    is_sure,
+    remark,
+    strategy_words,
+)
 from zerokit.timing.ranges import LONGEST_WITHOUT_ENGINE, NVME_RATES, SURE
 from zerokit.units import counted, format_gib, format_seconds, format_seconds_range, shown_unit
 from zerokit.values import frozen_dataclass

@@ -19,9 +19,8 @@ from zerokit.planner.documents import LONGER_WITHOUT_ENGINE, Document, Read, Sen
 from zerokit.planner.hardware import choice, doubted_vram, integer
 from zerokit.planner.memory_source import Say, silent
 from zerokit.planner.request import refuse_other_engines, resolve
-from zerokit.search.close_calls import is_roomy, is_sure, remark
 from zerokit.search.engine import ENGINES
-from zerokit.search.explain import gpu_words, strategy_words
+from zerokit.search.explain import gpu_words, is_roomy, is_sure, remark, strategy_words
 from zerokit.suggest import alternatives
 from zerokit.units import GIB, counted, format_gib, format_seconds
 from zerokit.values import replace

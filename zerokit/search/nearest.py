@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from zerokit.domain.deepspeed_settings import deepspeed
 from zerokit.domain.strategy import Candidate, Strategy
-from zerokit.search.close_calls import remark
-from zerokit.search.explain import host_lack_words, strategy_words
+from zerokit.search.explain import host_lack_words, remark, strategy_words
 from zerokit.search.remedies import REMEDIES, Remedy
 from zerokit.search.space import Pins, Request
 from zerokit.units import GIB, counted, format_gib

@@ -17,13 +17,21 @@ from zerokit.memory.saving import notes as saving_notes
 from zerokit.memory.saving import saving, with_saving
 from zerokit.notes import Note, with_id
 from zerokit.rules import first_violation
-from zerokit.search import close_calls, remedies
 from zerokit.search import explain as advice
-from zerokit.search.close_calls import NOISE, as_fast, close_call, simplest, with_range
+from zerokit.search import remedies
 from zerokit.search.deepspeed_space import refuse_placement
 from zerokit.search.engine import ANY_ENGINE, DIVIDING
 from zerokit.search.engines import engine_of
-from zerokit.search.explain import assumed_host, note_on_choice, note_on_cores
+from zerokit.search.explain import (
+    NOISE,
+    as_fast,
+    assumed_host,
+    close_call,
+    note_on_choice,
+    note_on_cores,
+    simplest,
+    with_range,
+)
 from zerokit.search.remedies import REMEDIES, Gain, fastest_with_fewer, gains, on_loss
 from zerokit.search.search import BATCH_REASON, HOST_REASON, SearchResult, fits, search
 from zerokit.search.space import (
@@ -245,14 +253,14 @@ def make_plan(request: Request, top: int = 5, keep: Keep = tuple) -> Plan:
         notes = (Note("left-idle", f"{idle}; {remedies.why_idle(result.ranked[0])}"), *notes)
         result, space, request = fastest, fewer, replace(request, cluster=fewer.cluster)
     chosen, *others = keep(_simplest_first(space, result.ranked, request))
-    surer = close_calls.advise(space, chosen, request)
+    surer = advice.surely_fitting(space, chosen, request)
     shape, job, cluster = space.shape, space.job, space.cluster
     exact = space.memory.detailed()(job, chosen.strategy, cluster)
     chosen = with_saving(replace(chosen, memory=exact), shape, job, cluster)
     others = [with_saving(candidate, shape, job, cluster) for candidate in others]
     if request.timed:
         chosen, *others = (with_range(ranked, space.timing) for ranked in (chosen, *others))
-    surer += close_calls.narrow(chosen, request)
+    surer += advice.narrow(chosen, request)
     why = advice.why(chosen, others, cluster)
     assumptions = (
         *request.assumptions, *notes, *chosen.memory.assumptions,

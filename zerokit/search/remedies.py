@@ -14,8 +14,7 @@ from zerokit.domain.strategy import REHEARSED, Candidate
 from zerokit.memory.components import Component
 from zerokit.memory.fused_loss import FUSED_LOSS_SAVES
 from zerokit.notes import Note
-from zerokit.search.close_calls import NOISE
-from zerokit.search.explain import gain_words, share_words, strategy_words
+from zerokit.search.explain import NOISE, gain_words, share_words, strategy_words
 from zerokit.search.search import search
 from zerokit.search.space import Request, Space, unmodelled_with_loss
 from zerokit.timing.step_time import TimeModel

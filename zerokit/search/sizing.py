@@ -9,7 +9,7 @@ from zerokit.domain.hardware import Cluster, Gpu
 from zerokit.domain.job import Job
 from zerokit.domain.strategy import Candidate
 from zerokit.errors import InputError
-from zerokit.search.close_calls import simplest
+from zerokit.search.explain import simplest
 from zerokit.search.nearest import first_change, halved
 from zerokit.search.plan import best_plan, check_pins, make_space, refuse_micro_batch
 from zerokit.search.search import search

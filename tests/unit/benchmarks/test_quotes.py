@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import quoted_figures
 from benchmarks.quotes import UNTIED, sentences
-from zerokit.search.close_calls import WORST_ERROR
+from zerokit.search.explain import WORST_ERROR
 
 ROOT = Path(__file__).resolve().parents[3]
 NOT_QUOTED = (
