@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from zerokit.domain.hardware import Cluster
@@ -591,6 +590,7 @@ def html_facts(planned: PlannedStrategy, model_name: str) -> str:
 
 def html_table(caption: str, rows: Sequence[Sequence[str]], *, titles: Sequence[str] = ()) -> str:
     """A small table for a notebook; the first text of a row is its head. ``titles``: of the columns."""
+    from html import escape
 
     def cell(kind: str, text: str, more: str = "") -> str:
         return f'<{kind} style="text-align:left"{more}>{escape(text)}</{kind}>'

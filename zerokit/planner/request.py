@@ -418,7 +418,6 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
     from zerokit.domain.deepspeed_settings import DeepSpeedSettings
     from zerokit.rules import Setup, rule
     from zerokit.rules.known import NOT_MODELLED, TAKEN_AS
-    from zerokit.suggest import misspelt
 
     if not name:
         return "AdamW", []
@@ -443,6 +442,8 @@ def resolve_optimizer(name: str | None) -> tuple[str, list[str]]:
         return name, notes
     details = rule("unknown-optimizer").broken(Setup(settings=DeepSpeedSettings(optimizer=name)))
     if isinstance(details, Mapping):
+        from zerokit.suggest import misspelt
+
         right = str(details["instead"])
         fix = "use Adam, AdamW, Adagrad, Lamb, Lion or Muon, or a name of the Trainer's, such as adamw_8bit"
         if right.startswith("write"):
