@@ -1,4 +1,4 @@
-"""Additions that PyTorch does in place unless a tensor is a subclass, which fake tensors look like.
+"""Additions and scattering that PyTorch does in place unless a tensor is a subclass, as fake ones look.
 
 ``isTensorSubclassLike`` (``aten/src/ATen/TensorSubclassLikeUtils.h``) guards them. In place or not decides
 which block is free afterwards, and so what is reserved.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from zerokit.rehearsal.process.machine import Machine
-from zerokit.trace.recording.storage import caller_of_dispatch, is_sole_holder
+from zerokit.trace.recording.storage import IN_PLACE, caller_of_dispatch, is_sole_holder
 
 
 class _Attention(threading.local):
@@ -46,6 +46,11 @@ def answer(machine: Machine, types: Any, args: tuple[Any, ...], kwargs: dict[str
     if is_sole_holder(*args[:2]) and _from_engine():
         return machine.shapes.dispatch(torch.ops.aten.add_.Tensor, types, args, kwargs)
     return None
+
+
+def derivative(func: Any) -> Any:
+    """What autograd's C++ would do on a GPU where it asks for ``func``."""
+    return IN_PLACE[func] if func in IN_PLACE and _from_engine() else func
 
 
 def _from_engine() -> bool:

@@ -135,6 +135,7 @@ class FakeCuda(TorchDispatchMode):
         if device is None and not fakes:
             device = next((value for value in args if isinstance(value, torch.device)), None)
         makes_cuda = device is not None and device.type == "cuda"
+        func = in_place_adds.derivative(func)
         known = operators.facts(func)
         if not fakes and not makes_cuda:
             result = self._on_host(known, types, args, kwargs, reals)

@@ -42,6 +42,16 @@ class TraceEvent:
 
 
 _ADD = torch.ops.aten.add.Tensor
+_ATEN = torch.ops.aten
+IN_PLACE = {
+    _ATEN.scatter_add.default: _ATEN.scatter_add_.default,  # gather
+    _ATEN.scatter.src: _ATEN.scatter_.src,  # the largest along a dimension
+    _ATEN._index_put_impl.default: _ATEN._index_put_impl_.default,  # indices
+    _ATEN.put.default: _ATEN.put_.default,  # take
+    _ATEN.masked_scatter.default: _ATEN.masked_scatter_.default,  # masked_select
+}
+"""What derivatives do in place, into zeros that they made, unless a tensor is of a subclass, as fake ones are
+(``gather_backward`` in ``aten/src/ATen/native/TensorAdvancedIndexing.cpp``; ``FunctionsManual.cpp``)."""
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
 
 
@@ -140,6 +150,8 @@ class StorageTracker(TorchDispatchMode):
             return func(*args, **kwargs or {})
         if self.adds_in_place and func is _ADD and _by_autograd() and is_sole_holder(*args[:2]):
             func = torch.ops.aten.add_.Tensor
+        elif func in IN_PLACE and _by_autograd():
+            func = IN_PLACE[func]
         result = func(*args, **kwargs) if kwargs else func(*args)
         if isinstance(result, torch.device):  # what most calls ask for
             return result
