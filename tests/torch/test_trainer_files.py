@@ -60,7 +60,7 @@ SHOWN = (
     "rw.lora", "rw.z2", "rw.z3", "rw.ddp", "rw.qlora", "kt.full", "kt.lora", "ax.dpo.full", "ax.dpo.lora",
     "ax.dpo.un.full.nock", "sw.dpo.un.lora.nock", "ax.dpo.qlora", "ax.dpo.lora.b2", "ax.dpo.z2",
     "ax.kto.full", "ax.orpo.full", "ax.simpo.lora", "ax.rm.full", "ax.rm.un.lora", "sw.dpo.full",
-    "sw.dpo.lora", "sw.dpo.z2", "sw.kto.full", "sw.orpo.full", "sw.rm.full", "sw.rm.un.lora",
+    "sw.dpo.lora", "sw.dpo.z2", "sw.kto.full", "sw.orpo.full", "sw.rm.full", "sw.rm.un.lora", "ax.prm.full",
 )  # fmt: skip
 
 

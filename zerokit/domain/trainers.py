@@ -333,6 +333,12 @@ _AXOLOTLS_DPO = replace(
         "narrow_on_packed": "trl/trainer/dpo_trainer.py:701 (1.9)",
     },
 )
+_AXOLOTLS_REWARDS = replace(
+    _AXOLOTLS_PAIRS,
+    title="axolotl 0.19's reward models (TRL 1.9)",
+    loss="score",
+    sources={**_AXOLOTL.sources, "loss": "trl/trainer/reward_trainer.py (1.9)"},
+)
 
 _SWIFT = Trainer(
     title="ms-swift 4.6",
@@ -474,11 +480,12 @@ TRAINERS: Mapping[str, Trainer] = {
             "least_rows": "trl/trainer/kto_trainer.py:807 (1.9)",
         },
     ),
-    "axolotl-reward": replace(
-        _AXOLOTLS_PAIRS,
-        title="axolotl 0.19's reward models (TRL 1.9)",
-        loss="score",
-        sources={**_AXOLOTL.sources, "loss": "trl/trainer/reward_trainer.py (1.9)"},
+    "axolotl-reward": _AXOLOTLS_REWARDS,
+    "axolotl-process": replace(
+        _AXOLOTLS_REWARDS,
+        title="axolotl 0.19's process reward models (TRL 1.9)",
+        sequences=1,
+        sources={**_AXOLOTL.sources, "loss": "trl/experimental/prm/prm_trainer.py (1.9)"},
     ),
     "llamafactory": _LLAMA_FACTORY,
     "llamafactory-dpo": _FACTORYS_DPO,

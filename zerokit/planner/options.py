@@ -187,7 +187,7 @@ _WHETHER = "for whether it fits."
 Trainer = Literal[
     "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "trl-grpo", "trl-grpo-server",
     "trl-grpo-beta", "trl-grpo-beta-server", "axolotl", "axolotl-peft",
-    "axolotl-dpo", "axolotl-orpo", "axolotl-kto", "axolotl-reward",
+    "axolotl-dpo", "axolotl-orpo", "axolotl-kto", "axolotl-reward", "axolotl-process",
     "llamafactory", "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto",
     "llamafactory-reward",
     "swift", "swift-dpo", "swift-orpo", "swift-kto", "swift-reward",

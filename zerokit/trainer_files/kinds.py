@@ -177,16 +177,16 @@ _OLD_ATTENTION = {
 
 
 _PREFERENCES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "orpo", "cpo": "orpo",
-                "rm": "reward"}  # fmt: skip
+                "rm": "reward", "prm": "process"}  # fmt: skip
 """How a trainer's file names a method -> which of the trainer's rows counts it."""
 
 
 def _axolotl(says: Says) -> None:
     """What a YAML of axolotl asks for (axolotl 0.19, utils/schemas)."""
     says.options["trainer"] = "axolotl"
-    for key in ("process_reward_model", "ebft", "diffusion"):
+    for key in ("ebft", "diffusion"):
         if says(key):
-            says.refuse(key, "axolotl's training of process rewards or by other losses")
+            says.refuse(key, "axolotl's training by other losses")
     _take_preferences(says)
     adapter = says("adapter")
     if adapter in ("lora", "qlora"):
@@ -232,24 +232,28 @@ _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 def _take_preferences(says: Says) -> None:
     """Take which of TRL's trainers axolotl runs (0.19, core/builders/rl.py)."""
-    method = says("rl") or ("rm" if says("reward_model") else None)
-    if method is None:
+    of_rewards = {"process_reward_model": "prm", "reward_model": "rm"}
+    key = next((key for key in ("rl", *of_rewards) if says(key)), None)
+    if key is None:
         return
+    method = of_rewards.get(key, says(key))
     if (row := _PREFERENCES.get(method)) is None:
         says.refuse("rl", "axolotl's training by generated answers")
         return
     says.options["trainer"] = f"axolotl-{row}"
-    says.take("padding", "rl" if says("rl") else "reward_model", True)  # answers differ in length
+    says.take("padding", key, True)  # answers differ in length
     says("rl_beta"), says("num_labels")
     if "sft" in (says("dpo_loss_type") or ()):
         says.leave_out("dpo_loss_type", "the cross-entropy of chosen answers")
     kernels = (*_KERNELS, "lora_embedding_kernel")
-    for key in (one for one in kernels if says.is_on(one)):
-        says.leave_out(key, "which keeps less, is not counted with preferences")
-    is_auto = not any(says.values.get(key) is not None for key in (*kernels, "trust_remote_code"))
-    if method == "rm" and says("adapter") and is_auto and not says.is_on("load_in_8bit"):
+    for one in (one for one in kernels if says.is_on(one)):
+        says.leave_out(one, "which keeps less, is not counted with preferences")
+    is_auto = not any(says.values.get(one) is not None for one in (*kernels, "trust_remote_code"))
+    if key in of_rewards and says("adapter") and is_auto and not says.is_on("load_in_8bit"):
         # rehearsed: monkeypatch/lora_kernels.py:485 takes models with words alone
-        says.leave_out("reward_model", f"0.19 stops unless {', '.join(_KERNELS)} are false")
+        says.leave_out(key, f"0.19 stops unless {', '.join(_KERNELS)} are false")
+    if method == "prm" and says.is_on("lora_target_linear"):  # rehearsed: peft/utils/other.py:353
+        says.leave_out("lora_target_linear", "0.19 stops where the head is adapted, too")
     _take_nll(says, method)
 
 

@@ -97,7 +97,7 @@ def test_what_counts_and_is_not_counted_is_named() -> None:
     ("text", "key"),
     [
         (QLORA + "rl: grpo\n", "rl: grpo"),
-        (QLORA + "process_reward_model: true\n", "process_reward_model: True"),
+        (QLORA + "diffusion: {eps: 0.1}\n", "diffusion: {'eps': 0.1}"),
         (LLAMA_FACTORY.replace("sft", "ppo"), "stage: ppo"),
         (LLAMA_FACTORY.replace("type: lora", "type: oft"), "finetuning_type: oft"),
         (SWIFT + "rlhf_type: grpo\n", "rlhf_type: grpo"),
@@ -246,6 +246,8 @@ def test_preferences_of_trl_are_told_by_their_arguments() -> None:
          "liger_fused_linear_cross_entropy: true\n", "axolotl-orpo", {"plugins"}),
         (QLORA + "reward_model: true\nnum_labels: 1\n", "axolotl-reward", {"reward_model"}),
         (QLORA + "reward_model: true\nlora_mlp_kernel: false\n", "axolotl-reward", set()),
+        (QLORA + "process_reward_model: true\nnum_labels: 2\n", "axolotl-process",
+         {"process_reward_model", "lora_target_linear"}),
         (SWIFT + "rlhf_type: dpo\nbeta: 0.1\nrpo_alpha: 0.1\n", "swift-dpo", set()),
         (SWIFT + "rlhf_type: kto\n", "swift-kto", set()),
         (SWIFT + "rlhf_type: cpo\nuse_liger_kernel: true\n", "swift-orpo", {"use_liger_kernel"}),
