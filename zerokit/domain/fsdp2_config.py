@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from zerokit.domain.fsdp2_settings import Fsdp2Settings
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX, Fsdp2Settings
 from zerokit.domain.settings import TRAINERS_MICRO_BATCH
 from zerokit.errors import InputError
 from zerokit.values import frozen_dataclass, replace
 
 _PREFIX = "fsdp_"
-PARALLELISM_PREFIX = "parallelism_config_"
 PARALLEL = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-"""Of ``parallelism_config``: what its keys begin with, and of what it has sizes."""
+"""Of what ``parallelism_config`` has sizes."""
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 _LAYERS = ("Layer", "Block", "LayerWithMoE")
 """Endings of the names of classes that are a decoder's layers."""

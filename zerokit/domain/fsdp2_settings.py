@@ -7,6 +7,9 @@ from typing import ClassVar
 from zerokit.domain.training_settings import TrainingSettings
 from zerokit.values import frozen_dataclass
 
+PARALLELISM_PREFIX = "parallelism_config_"
+"""What the keys of Accelerate's ``parallelism_config`` begin with."""
+
 
 @frozen_dataclass
 class Fsdp2Settings(TrainingSettings):

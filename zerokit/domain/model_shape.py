@@ -141,6 +141,11 @@ class Gemm:
         """Elements that one token meets."""
         return self.n * self.k * self.active
 
+    @property
+    def fused(self) -> int:
+        """Modules in transformers of one product here: q, k, v; gate, up."""
+        return max(1, len(self.modules))
+
     def adapted(self, targets: tuple[str, ...]) -> tuple[Linear, ...]:
         """Modules that get adapters; of those not known, one that only all-linear means."""
         if not self.takes_adapters:
@@ -307,7 +312,7 @@ class ModelShape:
         for stack in self.stacks:
             for gemm in stack.gemms:
                 copies = stack.layers * (1 if gemm.stacked else gemm.copies)
-                every += copies * max(1, len(gemm.modules))
+                every += copies * gemm.fused
                 adapted += copies * len(gemm.adapted(targets))
         return adapted / max(1, every)
 

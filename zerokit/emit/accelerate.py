@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerokit.domain.deepspeed_settings import deepspeed
-from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX
 from zerokit.domain.strategy import Strategy
 from zerokit.emit.fsdp2 import parallelism, plain_config, yaml_text
 from zerokit.errors import InputError

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
-from zerokit.domain.fsdp2_settings import fsdp2
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX, fsdp2
 from zerokit.domain.job import Job
 from zerokit.domain.settings import value_at
 from zerokit.domain.strategy import Strategy

@@ -12,7 +12,6 @@ from typing import Any
 from zerokit import __version__
 from zerokit.domain.client_optimizers import client_optimizer, with_optimizer
 from zerokit.domain.deepspeed_settings import DEEPSPEED_VERSION, from_config
-from zerokit.domain.fsdp2_config import from_accelerate
 from zerokit.domain.fsdp2_settings import Fsdp2Settings
 from zerokit.domain.job import Job, Lora
 from zerokit.domain.planned import Chosen, degrees, world_size
@@ -196,6 +195,8 @@ class PlanFile:
         return self.chosen.get("engine", "deepspeed")
 
     def _fsdp2(self) -> Fsdp2Settings:
+        from zerokit.domain.fsdp2_config import from_accelerate
+
         try:
             settings = from_accelerate(self.chosen["accelerate_config"]).settings
         except InputError as error:

@@ -17,7 +17,6 @@ from zerokit.domain.profile import sequences_of_a_rank
 from zerokit.domain.strategy import MemoryEstimate, RankEstimate, Strategy
 from zerokit.domain.trainers import NOT_FUSED
 from zerokit.memory.card import min_vram_bytes
-from zerokit.memory.closed_form_host import fused_modules, host_of_rank
 from zerokit.memory.components import Component, by_key, in_ram, on_nvme
 from zerokit.memory.fused_loss import LossSize, fused_loss
 from zerokit.memory.quantised_load import load_notes, loaded_bytes, loads_whole
@@ -244,7 +243,7 @@ def _within_threshold(shape: ModelShape, strategy: Strategy) -> float:
         stack.layers * gemm.parameters
         for stack in shape.stacks
         for gemm in stack.gemms
-        if (gemm.parameters if gemm.stacked else gemm.n * gemm.k / fused_modules(gemm)) <= limit
+        if (gemm.parameters if gemm.stacked else gemm.n * gemm.k / gemm.fused) <= limit
     )
     tables = shape.parameters - shape.block_parameters if shape.largest_parameter <= limit else 0
     return min((products + tables) / degree, float(zero.model_persistence_threshold))
@@ -505,6 +504,8 @@ def _finish(
     phases: dict[str, dict[Component, float]], shape: ModelShape, strategy: Strategy, cluster: Cluster,
     job: Job, sizes: _Sizes,
 ) -> MemoryEstimate:  # fmt: skip
+    from zerokit.memory.closed_form_host import host_of_rank
+
     rounded = {name: {k: int(v) for k, v in parts.items() if v >= 1} for name, parts in phases.items()}
     peaks = {name: sum(parts.values()) for name, parts in rounded.items()}
     worst = max(peaks, key=lambda name: peaks[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerokit.domain.deepspeed_settings import deepspeed
-from zerokit.domain.model_shape import Gemm, ModelShape
+from zerokit.domain.model_shape import ModelShape
 from zerokit.domain.strategy import Strategy
 from zerokit.memory.components import HostComponent
 from zerokit.memory.host import pinned, process_bytes
@@ -13,11 +13,6 @@ from zerokit.memory.rank_model import ElementBytes
 from zerokit.memory.replay.model_states import managed_bytes, optimizer_bytes
 
 _FP32 = 4.0
-
-
-def fused_modules(gemm: Gemm) -> int:
-    """Modules in transformers of one product here: q, k, v; gate, up."""
-    return max(1, len(gemm.modules))
 
 
 def host_of_rank(
@@ -106,12 +101,12 @@ def _tensors(shape: ModelShape) -> Iterator[tuple[float, int]]:
             left -= stack.layers * gemm.parameters
             if gemm.stacked:
                 yield float(gemm.parameters), stack.layers
-            elif fused_modules(gemm) == 3:
+            elif gemm.fused == 3:
                 keys = gemm.k * stack.kv_width / 2
                 yield gemm.parameters - 2 * keys, stack.layers
                 yield keys, 2 * stack.layers
             else:
-                modules = gemm.copies * fused_modules(gemm)
+                modules = gemm.copies * gemm.fused
                 yield gemm.parameters / modules, modules * stack.layers
     tables = 1 if shape.tied else 2
     yield max(0.0, left) / tables, tables

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zerokit.domain.client_optimizers import client_optimizer
-from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX, Fsdp2Config, from_accelerate, from_arguments
+from zerokit.domain.fsdp2_config import Fsdp2Config, from_accelerate, from_arguments
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX
 from zerokit.domain.settings import PLUGIN_KEYS, PLUGINS_STAGE
 from zerokit.domain.strategy import Strategy
 from zerokit.errors import InputError
@@ -182,7 +183,7 @@ def plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any
 def whole_arguments(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """The arguments with the ``fsdp_config`` in place of the name of its file."""
     from zerokit.linter.arguments_file import find_beside
-    from zerokit.strictload import load_json
+    from zerokit.strictload.jsontext import load_json
 
     named = arguments.get("fsdp_config")
     if not isinstance(named, str) or not named:

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerokit import planner
 from zerokit.commands import command_text
-from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX
 from zerokit.domain.unmodelled import unmodelled_keys
 from zerokit.errors import FileInputError, InputError, NothingFits
 from zerokit.fields import Say, as_options, plain, silent
@@ -433,7 +433,7 @@ def _readers(word: str) -> frozenset[str]:
 
 def hf_config(model: str, say: Say = silent) -> Mapping[str, Any]:
     """Of a model: a Hugging Face config.json (a path or its folder) or the catalogue's."""
-    from zerokit.strictload import load_json
+    from zerokit.strictload.jsontext import load_json
 
     path = Path(model)
     path = path / "config.json" if path.is_dir() else path

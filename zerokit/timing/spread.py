@@ -163,7 +163,7 @@ class Spread:
             return self._tensors_of_the_model()
         targets = (self.job.lora or Lora()).targets
         counts = (
-            stack.layers * 3 * len(gemm.adapted(targets)) / max(1, len(gemm.modules))
+            stack.layers * 3 * len(gemm.adapted(targets)) / gemm.fused
             for stack in self.shape.stacks
             for gemm in stack.gemms
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.fsdp2_config import PARALLELISM_PREFIX
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX
 from zerokit.domain.settings import PLUGIN_KEYS, value_at
 from zerokit.linter.accelerate.keys import (
     IGNORED_KEY,

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerokit.domain.fsdp2_config import PARALLEL, PARALLELISM_PREFIX, fsdp_version
+from zerokit.domain.fsdp2_config import PARALLEL, fsdp_version
+from zerokit.domain.fsdp2_settings import PARALLELISM_PREFIX
 from zerokit.linter.accelerate.keys import IGNORED_KEY, LAUNCH, key_list
 from zerokit.linter.finding import Finding, Row, broken, meant
 from zerokit.rules.types import ACCELERATE_VERSION
