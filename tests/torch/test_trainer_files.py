@@ -34,6 +34,7 @@ ONE_OF_EACH = (
     "ax.dpo.full",
     "sw.orpo.full",
     "gr.lora.beta",
+    "ag.full",
 )
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
 ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words;
@@ -102,7 +103,8 @@ def test_peaks_are_those_of_a_rehearsal(name: str) -> None:
 
 
 GENERATED = ("gr.full", "gr.full.beta", "gr.lora.beta", "gr.lora.many", "gr.z2.beta", "gr.z3", "gr.z3.beta",
-             "gr.ddp", "gr.full.nock", "gr.full.bf16", "gr.long")  # fmt: skip
+             "gr.ddp", "gr.full.nock", "gr.full.bf16", "gr.long", "sg.lora", "sg.full.b0", "ag.full",
+             "ag.lora.nock")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", cases(*GENERATED))
@@ -113,7 +115,7 @@ def test_generation_is_that_of_a_rehearsal(name: str) -> None:
     assert not named
     of_row = rehearsed(row)
     for phase in (*PHASES, "generate", *["eval"] * ("eval" in of_row)):
-        assert phases[phase] == pytest.approx(of_row[phase], rel=1e-3 if phase in PHASES else 2e-2), phase
+        assert phases[phase] == pytest.approx(of_row[phase], rel=2e-3 if phase in PHASES else 2e-2), phase
 
 
 @pytest.mark.slow

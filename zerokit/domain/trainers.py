@@ -186,15 +186,12 @@ _TRL = Trainer(
 _PAIRS = replace(_TRL, lora_dropout=0.0, disables_dropout=True, sequences=2)
 """Both of TRL's trainers on preferences: a row is an answer chosen and one rejected, each with the prompt."""
 
-_COMPLETES = replace(
+_TRLS_GRPO = replace(
     _TRL,
     title="TRL's GRPOTrainer 1.16",
     completes=True,
     names=("GRPOTrainer",),
-    not_counted={
-        **_TRL.not_counted,
-        "generation, and passes before the trained one, in the step time": ("full", "lora", "qlora"),
-    },
+    not_counted={**_TRL.not_counted, **_UNTIMED_PASSES},
     sources={
         **_TRL.sources,
         "loss": "trl/trainer/grpo_trainer.py:1498, fused_lm_head, and kernels/chunked_logprob.py",
@@ -301,6 +298,21 @@ _AXOLOTL_PEFT = replace(
     },
 )
 
+_AXOLOTLS_GRPO = replace(
+    _AXOLOTL_PEFT,
+    title="axolotl 0.19's GRPO (TRL 1.9)",
+    arguments=_AXOLOTL.arguments,
+    loss="copied-slices",
+    completes=True,
+    reference_as="wide copy",
+    not_counted=_UNTIMED_PASSES,
+    sources={
+        **_AXOLOTL.sources,
+        "loss": "trl/trainer/grpo_trainer.py:1521 (1.9) over axolotl/monkeypatch/trainer/utils.py:491",
+        "reference_as": "trl/trainer/grpo_trainer.py, create_model_from_path (1.9): dtype float32",
+        "generates": "axolotl/core/trainers/grpo/__init__.py:68 (0.19), of use_vllm",
+    },
+)
 _AXOLOTLS_PAIRS = replace(
     _AXOLOTL_PEFT,
     title="axolotl 0.19's ORPO and SimPO (TRL 1.9)",
@@ -387,6 +399,30 @@ _SWIFTS_DPO = replace(
         "reference": "swift/pipelines/train/rlhf.py:67 and arguments/rlhf_args.py:294",
     },
 )
+_SWIFTS_GRPO = replace(
+    _SWIFT,
+    title="ms-swift 4.6's GRPO (TRL 0.29)",
+    loss="selected",
+    completes=True,
+    not_counted=_UNTIMED_PASSES,
+    sources={
+        **_SWIFT.sources,
+        "loss": "swift/rlhf_trainers/grpo_trainer.py:1564, logits_to_keep, and selective_log_softmax",
+        "reference": "swift/rlhf_trainers/grpo_trainer.py:764, of beta (arguments/rlhf_args.py: 0.04)",
+        "generates": "swift/rlhf_trainers/grpo_trainer.py:209, of use_vllm",
+    },
+)
+
+
+def _of_generation(name: str, row: Trainer) -> Mapping[str, Trainer]:
+    """The rows of a trainer that learns from completions: with and without a reference model (``-beta``),
+    and an engine elsewhere that generates (``-server``)."""
+    return {
+        f"{name}{beta}{server}": replace(row, reference=bool(beta), generates=not server)
+        for beta in ("", "-beta")
+        for server in ("", "-server")
+    }
+
 
 NOT_FUSED = Note(
     "adapters-not-fused",
@@ -455,13 +491,10 @@ TRAINERS: Mapping[str, Trainer] = {
             "disables_dropout": "trl/trainer/reward_config.py:128, disable_dropout: True",
         },
     ),
-    **{
-        f"trl-grpo{beta}{server}": replace(_COMPLETES, reference=bool(beta), generates=not server)
-        for beta in ("", "-beta")
-        for server in ("", "-server")
-    },
+    **_of_generation("trl-grpo", _TRLS_GRPO),
     "axolotl": _AXOLOTL,
     "axolotl-peft": _AXOLOTL_PEFT,
+    **_of_generation("axolotl-grpo", _AXOLOTLS_GRPO),
     "axolotl-dpo": _AXOLOTLS_DPO,
     "axolotl-orpo": _AXOLOTLS_PAIRS,
     "axolotl-kto": replace(
@@ -510,6 +543,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "swift": _SWIFT,
     "swift-dpo": _SWIFTS_DPO,
+    **_of_generation("swift-grpo", _SWIFTS_GRPO),
     "swift-orpo": _SWIFTS_PAIRS,
     "swift-kto": replace(
         _SWIFTS_DPO,

@@ -325,11 +325,12 @@ def _checkpointed(
     if variant.checkpointing not in ("full", "reentrant"):
         variant = replace(variant, checkpointing="full")
     evaluated = (job.eval_batch or 0) * job.defaults.sequences
-    return (
-        profile.trace(variant, tokens, sequences_of_a_rank(job, strategy)),
-        profile.trace(replace(variant, dropout=False), tokens, evaluated) if evaluated else usable[1],
-        profile.trace(generating(job, variant), tokens, 2) if job.defaults.generates else usable[1],
+    wanted = (
+        (variant, sequences_of_a_rank(job, strategy) * job.defaults.reference),
+        (replace(variant, dropout=False), evaluated),
+        (generating(job, variant), 2 * job.defaults.generates),
     )
+    return tuple(profile.trace(one, tokens, count) if count else usable[1] for one, count in wanted)
 
 
 def _instead_notes(profile: ModelProfile, variant: Variant, job: Job, strategy: Strategy) -> tuple[Note, ...]:

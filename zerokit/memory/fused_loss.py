@@ -18,7 +18,8 @@ instants of head and loss are taken out and those of the library's own function 
   the chosen answers (experimental/orpo/orpo_trainer.py:747, experimental/cpo/cpo_trainer.py);
 * ``copied``, ``copied-nll``: the same in axolotl's Triton function (0.19, monkeypatch/trainer/utils.py:491),
   which keeps a copy of the logits that have a next token; ``copied-kto``: with what TRL 1.9 logs of them
-  (trainer/kto_trainer.py:1617);
+  (trainer/kto_trainer.py:1617); ``copied-slices``: of those of what was generated alone
+  (trainer/grpo_trainer.py:1516);
 * ``value``: LLaMA-Factory 0.9.5, train/rm/trainer.py:98, over models/modeling_value_head.py:138 of TRL 0.24,
   which runs the model with its own loss and all hidden states and casts its logits to fp32; what counts is a
   head of one output beside that of the words;
@@ -151,6 +152,11 @@ class LossSize:
         return self.sequences * self.seq_len
 
     @property
+    def headed(self) -> int:
+        """Tokens whose logits a model makes that is told which count: those, and the one before them."""
+        return self.tokens if self.scored is None else self.sequences * (self.scored + 1)
+
+    @property
     def targets(self) -> int:
         """Tokens that count."""
         return self.sequences * (max(0, self.seq_len - 1) if self.scored is None else self.scored)
@@ -279,9 +285,10 @@ def _through_head(size: LossSize) -> tuple[int, int, int]:
     """Bytes of the head's product, of the casts of its factors, and of what its backward needs."""
     casts = 0
     if size.product_bytes != size.element_bytes:
-        casts = (size.tokens + size.vocabulary) * size.hidden * size.product_bytes
-    needed = ((size.hidden_bytes if not casts else 0) * size.trained + casts) * size.has_graph
-    return size.tokens * size.vocabulary * size.product_bytes, casts, needed
+        casts = (size.headed + size.vocabulary) * size.hidden * size.product_bytes
+    read = size.headed * size.hidden * size.element_bytes
+    needed = ((read if not casts else 0) * size.trained + casts) * size.has_graph
+    return size.headed * size.vocabulary * size.product_bytes, casts, needed
 
 
 def _selected(size: LossSize, *, nll: bool = False) -> LossBytes:
@@ -297,11 +304,12 @@ def _selected(size: LossSize, *, nll: bool = False) -> LossBytes:
     return _of_loss(size, forward=forward, kept=logits + beside, afterwards=2 * logits + beside)
 
 
-def _copied(size: LossSize, *, nll: bool = False, logged: int = 0) -> LossBytes:
-    """Bytes with a copy of the logits; ``logged``: how many more are made of it to log them."""
+def _copied(size: LossSize, *, nll: bool = False, logged: int = 0, slices: bool = False) -> LossBytes:
+    """Bytes with a copy of the logits; ``logged``: how many more are made of it to log them; ``slices``: of a
+    slice of a slice, each of which has a gradient."""
     logits, chosen = _of_outputs(size)
     beside, copy = chosen * nll, size.targets * size.vocabulary * size.output_bytes
-    afterwards = 2 * logits + beside if nll else logits + copy
+    afterwards = 2 * logits + beside if nll else (1 + slices) * (logits + copy)
     return _of_loss(
         size,
         forward=logits + copy * max(1, logged) + beside,
@@ -314,7 +322,7 @@ def _copied(size: LossSize, *, nll: bool = False, logged: int = 0) -> LossBytes:
 def _of_outputs(size: LossSize) -> tuple[int, int]:
     """Bytes of the logits that the model returns, and of those of the chosen answers, half of all."""
     a_token = size.vocabulary * size.output_bytes
-    return size.tokens * a_token, size.targets // 2 * a_token
+    return size.headed * a_token, size.targets // 2 * a_token
 
 
 def _of_loss(size: LossSize, *, forward: int, kept: int, afterwards: int, first_pass: int = 0) -> LossBytes:
@@ -353,6 +361,7 @@ _FORMULAS: Mapping[str, Callable[[LossSize], LossBytes]] = {
     "liger": _liger, "chunked": _chunked, "cut": _cut, "logprobs": _logprobs, "kto": _kto, "score": _score,
     "value": _value, "selected": _selected, "selected-nll": partial(_selected, nll=True), "copied": _copied,
     "copied-nll": partial(_copied, nll=True), "copied-kto": partial(_copied, logged=2),
+    "copied-slices": partial(_copied, slices=True),
 }  # fmt: skip
 
 

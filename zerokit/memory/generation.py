@@ -40,13 +40,18 @@ def cache_bytes(model: RankModel, element_bytes: int, product_bytes: int) -> tup
     return 2 * all_keys * element_bytes, max(keys * element_bytes, made)
 
 
-def cast_bytes(model: RankModel, product_bytes: int, head_numel: int) -> int:
-    """Bytes of all linear weights as operators take them, which autocast keeps until a forward ends if they
-    are trained in fp32 (aten/src/ATen/autocast_mode.cpp, ``cached_cast``, 2.13). ``head_numel``: elements of
-    the output head, which may be another name of the embedding."""
+def cast_bytes(model: RankModel, element_bytes: int, product_bytes: int, head: tuple[int, int]) -> int:
+    """Bytes of all linear weights as operators take them, which autocast keeps until a forward ends where
+    they are trained and wider (aten/src/ATen/autocast_mode.cpp, ``cached_cast``, 2.13).
+
+    Args:
+        element_bytes: of weights that have no width of their own. product_bytes: of what operators take.
+        head: elements of the output head, which may be another name of the embedding, and bytes of one.
+    """
     layers = tuple(f"{layer}." for layer in layers_of(model.parameters))
-    matrices = (p.numel for p in model.trainable if len(p.shape) > 1 and p.name.startswith(layers))
-    return product_bytes * (sum(matrices) + head_numel)
+    matrices = [p for p in model.trainable if len(p.shape) > 1 and p.name.startswith(layers)]
+    sizes = [head, *((p.numel, p.element_bytes or element_bytes) for p in matrices)]
+    return product_bytes * sum(numel for numel, width in sizes if width > product_bytes)
 
 
 def decoding_bytes(layer: int, words: int, logit_bytes: int, casts: int) -> int:

@@ -77,16 +77,17 @@ def with_generation(
     settings = strategy.settings
     sequences = settings.micro_batch * settings.gradient_accumulation
     prompt, longest = job.serving_tokens
-    element_bytes = settings.parameter_bytes
-    product_bytes = settings.product_bytes if job.method == "full" else element_bytes
     plain = replace(model, trace=checkpointed, loss="standard")
     size = loss_size(plain, sequences, prompt, settings, False)
     peaks = _without_graph(plain, checkpointed, (sequences, prompt), size, gpu.processors, with_adapters=True)
     marks = head_marks(plain)
     layers = max(peaks if marks is None else peaks[: marks.forward + 1])
-    words, head = (0, 0) if size is None else (size.vocabulary, size.vocabulary * size.hidden)
-    cache, layer = (sequences * size for size in cache_bytes(model, element_bytes, product_bytes))
-    casts = cast_bytes(model, product_bytes, head) if product_bytes < element_bytes else 0
+    # hidden states are as wide as the embedding's and the head's weights
+    wide = settings.parameter_bytes if size is None else size.element_bytes
+    words, head = (0, (0, 0)) if size is None else (size.vocabulary, (size.vocabulary * size.hidden, wide))
+    product_bytes = settings.product_bytes if job.method == "full" else settings.parameter_bytes
+    cache, layer = (sequences * each for each in cache_bytes(model, wide, product_bytes))
+    casts = cast_bytes(model, settings.parameter_bytes, product_bytes, head) if job.method == "full" else 0
     decoding = decoding_bytes(layer * longest, sequences * words, product_bytes, casts)
     cached, beside = max((cache * prompt, layers), (cache * longest, decoding), key=sum)
     live = {

@@ -187,10 +187,12 @@ _WHETHER = "for whether it fits."
 Trainer = Literal[
     "raw", "transformers", "trl", "trl-dpo", "trl-kto", "trl-reward", "trl-grpo", "trl-grpo-server",
     "trl-grpo-beta", "trl-grpo-beta-server", "axolotl", "axolotl-peft",
+    "axolotl-grpo", "axolotl-grpo-server", "axolotl-grpo-beta", "axolotl-grpo-beta-server",
     "axolotl-dpo", "axolotl-orpo", "axolotl-kto", "axolotl-reward", "axolotl-process",
     "llamafactory", "llamafactory-dpo", "llamafactory-orpo", "llamafactory-kto",
     "llamafactory-reward",
-    "swift", "swift-dpo", "swift-orpo", "swift-kto", "swift-reward",
+    "swift", "swift-grpo", "swift-grpo-server", "swift-grpo-beta", "swift-grpo-beta-server",
+    "swift-dpo", "swift-orpo", "swift-kto", "swift-reward",
 ]  # fmt: skip
 Whole = int | str | None
 Count = int | float | str | None

@@ -42,6 +42,7 @@ _NOTES = {
     "others to compare with",
     "selected": "log-probabilities of all tokens, as TRL makes them of what the model returns",
     "selected-nll": "log-probabilities of all tokens and cross-entropy of chosen answers, as TRL makes them",
+    "copied-slices": "log-probabilities of what is generated, as axolotl 0.19 makes them",
     **dict.fromkeys(("copied", "copied-kto"), "log-probabilities of all tokens, as axolotl 0.19 makes them"),
     "copied-nll": "log-probabilities of all tokens and cross-entropy of chosen answers, as axolotl 0.19 has "
     "them",

@@ -9,7 +9,7 @@ from typing import Any
 from zerokit.domain.hardware import DEFAULT_MARGIN
 from zerokit.domain.model_shape import is_pattern
 from zerokit.trainer_files.says import Says
-from zerokit.values import frozen_dataclass
+from zerokit.values import frozen_dataclass, replace
 
 ATTENTIONS = {name: name for name in ("sdpa", "eager", "flash_attention_2")}
 """Names of Transformers that are an option's too."""
@@ -237,6 +237,9 @@ def _take_preferences(says: Says) -> None:
     if key is None:
         return
     method = of_rewards.get(key, says(key))
+    if method == "grpo":
+        _take_block_of_generation(says)
+        return
     if (row := _PREFERENCES.get(method)) is None:
         says.refuse("rl", "axolotl's training by generated answers")
         return
@@ -255,6 +258,19 @@ def _take_preferences(says: Says) -> None:
     if method == "prm" and says.is_on("lora_target_linear"):  # rehearsed: peft/utils/other.py:353
         says.leave_out("lora_target_linear", "0.19 stops where the head is adapted, too")
     _take_nll(says, method)
+
+
+def _take_block_of_generation(says: Says) -> None:
+    """Take what the block ``trl`` says of GRPO (0.19, core/trainers/grpo), with which prompts are not cut."""
+    known = says.trainer.keys["trl"].keys
+    block = Says(replace(says.trainer, keys=known), says("trl", {}))
+    block.options["trainer"] = "axolotl-grpo"
+    take_generation(block, "max_prompt_length", beta=says("rl_beta", 0.0))
+    block.account()
+    says("sequence_len"), says("vllm")
+    says.options |= block.options
+    says.keys |= dict.fromkeys(block.keys, "trl")
+    says.not_modelled |= {f"trl.{key}": what for key, what in block.not_modelled.items()}
 
 
 def _take_nll(says: Says, method: str) -> None:
@@ -423,9 +439,12 @@ def _swift(says: Says) -> None:
     says.options["trainer"] = "swift"
     if says.stage == "rlhf" or says.values.get("rlhf_type"):
         says.stage = "rlhf"
-        if (row := _PREFERENCES.get(method := says("rlhf_type"))) is None:
+        row = {**_PREFERENCES, "grpo": "grpo"}.get(method := says("rlhf_type"))
+        if row is None:
             says.refuse("rlhf_type", f"ms-swift's training by {method}")
         says.options["trainer"] = f"swift-{row}"
+        if row == "grpo":
+            take_generation(says, "max_length", beta=0.04)  # arguments/rlhf_args.py:357
         if not (says.is_on("packing") or says.is_on("padding_free")):  # answers differ in length
             says.take("padding", "rlhf_type", True)
         says("beta"), says("loss_type"), says("num_labels")  # of the same log-probabilities
@@ -472,24 +491,30 @@ _TRL_TRAINERS = {
 }  # fmt: skip
 _PROMPT = 512
 """Tokens of a prompt where a file has no longest one, as trainers cut them that do."""
+_COMPLETION, _SHARE = 512, 0.3
+"""TRL's own, of max_completion_length and vllm_gpu_memory_utilization (trainer/grpo_config.py)."""
 
 
-def take_generation(says: Says, prompt: str) -> None:
+def take_generation(says: Says, prompt: str, beta: float = 0.0) -> None:
     """Take what is generated, and by what; ``prompt``: the key of the longest prompt's tokens. A reference
-    model is there unless the weight of its divergence is 0."""
-    says("num_generations"), says("reward_funcs")
-    completion = says("max_completion_length")
+    model is there unless the weight of its divergence is 0; ``beta``: that where nobody says."""
+    for key in ("num_generations", "reward_funcs", *(key for key in says.values if key.startswith("vllm_"))):
+        says(key)
+    completion = says("max_completion_length", _COMPLETION)
     says.take("new_tokens", "max_completion_length", completion)
     says.take("padding", "max_completion_length", True)  # prompts and answers are of different lengths
     says.take("seq_len", prompt, (says(prompt) or _PROMPT) + completion)
     by_server = says.is_on("use_vllm")
-    says.options["trainer"] += "-beta" * bool(says("beta")) + "-server" * by_server
+    says.options["trainer"] += "-beta" * bool(says("beta", beta)) + "-server" * by_server
     accumulated = says("gradient_accumulation_steps")
     for key in ("steps_per_generation", "num_iterations", "generation_batch_size"):
         if says(key) not in (None, 1, accumulated) and not by_server:
             says.leave_out(key, "what one step trains on is counted as generated at once")
-    share = says("vllm_gpu_memory_utilization")
-    if by_server and says("vllm_mode") != "server":
+    share = says("vllm_gpu_memory_utilization", _SHARE)
+    sleeps = says("sleep_level") or says.is_on("vllm_enable_sleep_mode")
+    if by_server and says("vllm_mode") != "server" and sleeps:
+        says.leave_out("use_vllm", "the engine on the same GPUs, which sleeps while they train")
+    elif by_server and says("vllm_mode") != "server":
         says.leave_out("use_vllm", f"the engine's {share:.0%} of each GPU, which a plan leaves free")
         says.take("margin", "vllm_gpu_memory_utilization", share + DEFAULT_MARGIN)
 

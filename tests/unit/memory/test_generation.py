@@ -31,7 +31,9 @@ def test_the_cache_of_llama_is_128_kib_a_token(llama: RankModel) -> None:
 def test_autocast_keeps_every_product_s_weight(llama: RankModel) -> None:
     hidden, ffn, words = 4096, 14336, 128256
     layer = 2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * ffn
-    assert cast_bytes(llama, 2, words * hidden) == 2 * (32 * layer + words * hidden)
+    table = words * hidden
+    assert cast_bytes(llama, 4, 2, (table, 4)) == 2 * (32 * layer + table)
+    assert cast_bytes(llama, 2, 2, (table, 4)) == 2 * table  # a head in fp32 over layers in bf16
 
 
 def test_the_last_step_holds_logits_probabilities_and_those_before() -> None:

@@ -96,11 +96,11 @@ def test_what_counts_and_is_not_counted_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        (QLORA + "rl: grpo\n", "rl: grpo"),
+        (QLORA + "rl: gdpo\n", "rl: gdpo"),
         (QLORA + "diffusion: {eps: 0.1}\n", "diffusion: {'eps': 0.1}"),
         (LLAMA_FACTORY.replace("sft", "ppo"), "stage: ppo"),
         (LLAMA_FACTORY.replace("type: lora", "type: oft"), "finetuning_type: oft"),
-        (SWIFT + "rlhf_type: grpo\n", "rlhf_type: grpo"),
+        (SWIFT + "rlhf_type: ppo\n", "rlhf_type: ppo"),
         (HANDBOOK.replace("max_length: 2048", "lmbda: 0.5"), "lmbda: 0.5"),
     ],
 )
@@ -241,6 +241,10 @@ def test_preferences_of_trl_are_told_by_their_arguments() -> None:
         (QLORA + "rl: dpo\ndpo_loss_type: [sft]\n", "axolotl-dpo", {"dpo_loss_type"}),
         (QLORA + "rl: kto\nrl_beta: 0.5\nkto_desirable_weight: 0.2\n", "axolotl-kto", set()),
         (QLORA + "rl: simpo\n", "axolotl-orpo", set()),
+        (QLORA + "rl: grpo\ntrl: {beta: 0.04, num_generations: 4, max_completion_length: 256}\n",
+         "axolotl-grpo-beta", set()),
+        (QLORA + "rl: grpo\ntrl: {use_vllm: true, vllm_mode: server}\n", "axolotl-grpo-server", set()),
+        (QLORA + "rl: grpo\ntrl: {num_iterations: 3}\n", "axolotl-grpo", {"trl.num_iterations"}),
         (QLORA + "rl: simpo\ncpo_alpha: 0\n", "axolotl-orpo", {"cpo_alpha"}),
         (QLORA + "rl: orpo\nplugins: [axolotl.integrations.liger.LigerPlugin]\n"
          "liger_fused_linear_cross_entropy: true\n", "axolotl-orpo", {"plugins"}),
@@ -250,6 +254,11 @@ def test_preferences_of_trl_are_told_by_their_arguments() -> None:
          {"process_reward_model", "lora_target_linear"}),
         (SWIFT + "rlhf_type: dpo\nbeta: 0.1\nrpo_alpha: 0.1\n", "swift-dpo", set()),
         (SWIFT + "rlhf_type: kto\n", "swift-kto", set()),
+        (SWIFT + "rlhf_type: grpo\nreward_funcs: [format]\n", "swift-grpo-beta", set()),
+        (SWIFT + "rlhf_type: grpo\nbeta: 0.0\n", "swift-grpo", set()),
+        (SWIFT + "rlhf_type: grpo\nuse_vllm: true\nvllm_mode: server\n", "swift-grpo-beta-server", set()),
+        (SWIFT + "rlhf_type: grpo\nuse_vllm: true\nvllm_mode: colocate\nsleep_level: 1\n",
+         "swift-grpo-beta-server", {"use_vllm"}),
         (SWIFT + "rlhf_type: cpo\nuse_liger_kernel: true\n", "swift-orpo", {"use_liger_kernel"}),
         (SWIFT + "rlhf_type: rm\ntask_type: seq_cls\nnum_labels: 1\n", "swift-reward", set()),
     ],

@@ -163,6 +163,7 @@ _PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
 _LOSSES = (
     "standard", "chunked", "logprobs", "kto", "value", "score",
     "selected", "selected-nll", "copied", "copied-nll", "copied-kto",
+    "copied-slices",
 )  # fmt: skip
 
 
