@@ -296,8 +296,10 @@ def _selected(size: LossSize, *, nll: bool = False) -> LossBytes:
     beside = chosen * nll
     if size.output_bytes == _FP32:
         copied = beside if size.sequences > 2 else 0  # those of one answer without its last are a view
-        forward = logits + beside + copied
-        return _of_loss(size, forward=forward, kept=logits + beside, afterwards=4 * logits + beside)
+        forward, kept = logits + beside + copied, logits + beside
+        # of a row's logsumexp three at once, beside those of the rows before; then all rows in one
+        rows = max(2 * logits, logits + 2 * logits // size.sequences)
+        return _of_loss(size, forward=forward, kept=kept, afterwards=kept + rows)
     # the log-softmax of every row, without a graph of two at once
     rows = size.sequences if size.has_graph else min(2, size.sequences)
     forward = logits + logits * rows // size.sequences + beside
