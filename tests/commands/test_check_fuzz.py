@@ -25,7 +25,7 @@ from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import INTERNAL_ERROR, check_files
 from zerokit.linter.fix import fix_file
 from zerokit.linter.output import as_dict, as_github, as_text
-from zerokit.strictload.jsontext import load_json
+from zerokit.strictload import load_json
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 RECIPES = Path(__file__).parents[2] / "recipes"

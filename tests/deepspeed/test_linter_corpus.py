@@ -11,8 +11,7 @@ from tests.support.deep import ask
 from zerokit.linter.deepspeed.deep import DeepCase
 from zerokit.linter.deepspeed.file import Context
 from zerokit.linter.files import check_files
-from zerokit.strictload import load_yaml
-from zerokit.strictload.jsontext import load_json
+from zerokit.strictload import load_json, load_yaml
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 BROKEN: list[dict[str, Any]] = load_yaml(CORPUS / "broken.yaml").value

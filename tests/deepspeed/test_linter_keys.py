@@ -22,7 +22,7 @@ from zerokit.linter.fix import fix_file
 from zerokit.rules import known
 from zerokit.rules.removed import REMOVED_RULES
 from zerokit.rules.types import ACCELERATE_VERSION
-from zerokit.strictload.jsontext import parse_json
+from zerokit.strictload import parse_json
 
 
 def test_deepspeed_list_is_current() -> None:

@@ -9,8 +9,7 @@ from zerokit.linter.accelerate.top_level import lint_accelerate, named_config
 from zerokit.linter.deepspeed.file import Context, lint_deepspeed
 from zerokit.linter.finding import Finding
 from zerokit.rules import EVERY_READER
-from zerokit.strictload import parse_yaml
-from zerokit.strictload.jsontext import parse_json
+from zerokit.strictload import parse_json, parse_yaml
 
 _NEVER_OURS = ("accelerate-ignored-key", "unknown-key")
 """Warnings for others; a key that is ignored in a file of ours is a bug."""

@@ -45,7 +45,7 @@ from zerokit.script import agreement, argument_warnings, file_mismatches, unlike
 from zerokit.script.arguments import ScriptOptions, is_like, truth
 from zerokit.script.entry_points import Target
 from zerokit.script.reader import STYLE_WORDS, ScriptFacts
-from zerokit.strictload.jsontext import load_json
+from zerokit.strictload import load_json
 from zerokit.units import format_gib
 
 _BATCH = ("micro_batch", "gradient_accumulation")

@@ -24,8 +24,7 @@ from zerokit.launcher.rank_file import find_rank_files, read_rank_file
 from zerokit.launcher.restarts import NoRestart, resumed
 from zerokit.launcher.run_folder import COMMAND_FILE
 from zerokit.script import reader
-from zerokit.strictload import load_yaml
-from zerokit.strictload.jsontext import load_json
+from zerokit.strictload import load_json, load_yaml
 from zerokit.temporary import make_folder
 from zerokit.units import counted
 

@@ -39,10 +39,11 @@ from zerokit.strictload import (
     Location,
     Problem,
     decode,
+    load_json,
+    parse_json,
     parse_yaml,
     read_text,
 )
-from zerokit.strictload.jsontext import load_json, parse_json
 from zerokit.suggest import alternatives, few_searches, misspelt, nearest, synonym
 from zerokit.trainer_files.keys import TrainerKeys, trainer_of
 from zerokit.trainer_files.reading import SCRIPT_ENDING, script_document, trainer_in

@@ -13,8 +13,7 @@ from zerokit.files import write_whole
 from zerokit.linter.files import JSON_ENDINGS, CheckedFile
 from zerokit.linter.finding import Finding
 from zerokit.rules.types import Edit
-from zerokit.strictload import Document, Lines, Path, parse_yaml
-from zerokit.strictload.jsontext import parse_json
+from zerokit.strictload import Document, Lines, Path, parse_json, parse_yaml
 
 _MOST_ROUNDS = 3
 _COMMA = "json-trailing-comma"

@@ -183,7 +183,7 @@ def plugins_config(block: Mapping[str, Any], precision: object) -> dict[str, Any
 def whole_arguments(arguments: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     """The arguments with the ``fsdp_config`` in place of the name of its file."""
     from zerokit.linter.arguments_file import find_beside
-    from zerokit.strictload.jsontext import load_json
+    from zerokit.strictload import load_json
 
     named = arguments.get("fsdp_config")
     if not isinstance(named, str) or not named:

@@ -433,7 +433,7 @@ def _readers(word: str) -> frozenset[str]:
 
 def hf_config(model: str, say: Say = silent) -> Mapping[str, Any]:
     """Of a model: a Hugging Face config.json (a path or its folder) or the catalogue's."""
-    from zerokit.strictload.jsontext import load_json
+    from zerokit.strictload import load_json
 
     path = Path(model)
     path = path / "config.json" if path.is_dir() else path

@@ -87,7 +87,7 @@ def built_with_images(
 def processor_of(config_file: Path) -> Mapping[str, Any]:
     """The values of ``preprocessor_config.json`` beside a config.json; empty where there is none. Raises
     FileInputError: it is no JSON object."""
-    from zerokit.strictload.jsontext import load_json
+    from zerokit.strictload import load_json
 
     file = config_file.parent / "preprocessor_config.json"
     if config_file.name != "config.json" or not file.is_file():

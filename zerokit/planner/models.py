@@ -336,7 +336,7 @@ def _of_images(
 def _from_file(
     path: Path, single: bool, say: Say, images: RequestedImages | None, name: str | None = None
 ) -> Chosen:
-    from zerokit.strictload.jsontext import load_json
+    from zerokit.strictload import load_json
 
     document = load_json(path, strict=False)
     config = document.value
@@ -542,7 +542,7 @@ def another_model(name: str, spelt: str, request: Mapping[str, Any], parameters:
 
 def config_of(name: str) -> Mapping[str, Any] | None:
     """A model's configuration: of its folder, the catalogue, or this machine's cache of the Hub."""
-    from zerokit.strictload.jsontext import load_json
+    from zerokit.strictload import load_json
 
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if not path.is_file():

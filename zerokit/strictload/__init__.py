@@ -13,6 +13,7 @@ from zerokit.strictload.document import (
     decode,
     read_text,
 )
+from zerokit.strictload.jsontext import load_json, parse_json
 from zerokit.strictload.yamltext import load_yaml, parse_yaml
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "Path",
     "Problem",
     "decode",
+    "load_json",
     "load_yaml",
+    "parse_json",
     "parse_yaml",
     "read_text",
 ]

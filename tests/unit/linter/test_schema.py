@@ -15,8 +15,7 @@ from tests.support.schema_mistakes import mistakes
 from zerokit.cli import run
 from zerokit.linter.files import check_files
 from zerokit.linter.schema import accelerate_schema, deepspeed_schema
-from zerokit.strictload import load_yaml
-from zerokit.strictload.jsontext import load_json
+from zerokit.strictload import load_json, load_yaml
 
 ROOT = Path(__file__).parents[3]
 GOOD = ROOT / "tests" / "corpus" / "good"

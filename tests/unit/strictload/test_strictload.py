@@ -16,9 +16,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from zerokit.errors import FileInputError, InputError
-from zerokit.strictload import load_yaml, parse_yaml
+from zerokit.strictload import load_json, load_yaml, parse_json, parse_yaml
 from zerokit.strictload.document import MAX_BYTES
-from zerokit.strictload.jsontext import load_json, parse_json
 
 
 @pytest.mark.parametrize(
