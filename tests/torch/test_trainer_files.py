@@ -35,6 +35,7 @@ ONE_OF_EACH = (
     "sw.orpo.full",
     "gr.lora.beta",
     "ag.full",
+    "sg.lora",
 )
 """By default; the others are slow. Weights in fp32 with more tokens than a tile has; torch's AdamW under
 ZeRO-3; a reference model without an engine, answers to compare with, a head beside that of the words;

@@ -404,7 +404,14 @@ _SWIFTS_GRPO = replace(
     title="ms-swift 4.6's GRPO (TRL 0.29)",
     loss="selected",
     completes=True,
-    not_counted=_UNTIMED_PASSES,
+    not_counted={
+        **_UNTIMED_PASSES,
+        "logits behind the shortest prompt of a batch, which are those of all its rows": (
+            "full",
+            "lora",
+            "qlora",
+        ),
+    },
     sources={
         **_SWIFT.sources,
         "loss": "swift/rlhf_trainers/grpo_trainer.py:1564, logits_to_keep, and selective_log_softmax",

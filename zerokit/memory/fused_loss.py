@@ -294,16 +294,18 @@ def _through_head(size: LossSize) -> tuple[int, int, int]:
 def _selected(size: LossSize, *, nll: bool = False) -> LossBytes:
     logits, chosen = _of_outputs(size)
     beside = chosen * nll
+    sliced = 0 if size.scored is None else logits  # the gradient of a slice of what was generated
     if size.output_bytes == _FP32:
         copied = beside if size.sequences > 2 else 0  # those of one answer without its last are a view
         forward, kept = logits + beside + copied, logits + beside
         # of a row's logsumexp three at once, beside those of the rows before; then all rows in one
         rows = max(2 * logits, logits + 2 * logits // size.sequences)
-        return _of_loss(size, forward=forward, kept=kept, afterwards=kept + rows)
+        return _of_loss(size, forward=forward, kept=kept, afterwards=kept + rows + sliced)
     # the log-softmax of every row, without a graph of two at once
     rows = size.sequences if size.has_graph else min(2, size.sequences)
     forward = logits + logits * rows // size.sequences + beside
-    return _of_loss(size, forward=forward, kept=logits + beside, afterwards=2 * logits + beside)
+    afterwards = 2 * (logits + sliced) + beside
+    return _of_loss(size, forward=forward, kept=logits + beside, afterwards=afterwards)
 
 
 def _copied(size: LossSize, *, nll: bool = False, logged: int = 0, slices: bool = False) -> LossBytes:
