@@ -42,9 +42,11 @@ ZeRO-3; a reference model without an engine, answers to compare with, a head bes
 embeddings and norms in fp32 beside layers in bf16, padded batches; axolotl's functions for adapters, and for
 log-probabilities; TRL's of what the model returns, with the cross-entropy of half of it."""
 OFF = {"full.llama-1b.packing": 0.002, "dpo.full.llama-1b": 0.002, "zero3.lora.llama-3b": 0.002,
-       "lf.dft": 0.009, "ax.int8": 0.06}  # fmt: skip
+       "lf.dft": 0.009, "ax.int8": 0.06, "ax.kto.lora": 0.03, "ax.orpo.lora": 0.005, "sw.orpo.full": 3e-4,
+       "gr.lora": 0.008}  # fmt: skip
 """Packed rows are not all full; answers of preferences begin behind a prompt; the loss of ``use_dft_loss`` is
-not modelled; columns of 8-bit weights with outliers are not counted."""
+not modelled; columns of 8-bit weights with outliers are not counted; what axolotl's KTO logs depends on a
+batch."""
 
 
 SHOWN = (
