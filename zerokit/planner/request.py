@@ -215,7 +215,7 @@ def resolve(
             *machine.notes,
             *notes,
             *notes_of("measured-here", measured),
-            *versions.deepspeed_note(),
+            *_of_version(job, pins),
         ),
     )
     return ResolvedRequest(
@@ -225,6 +225,12 @@ def resolve(
         model_name=chosen.shape.name,
         found_here=machine.found_here,
     )
+
+
+def _of_version(job: Job, pins: Pins) -> tuple[Note, ...]:
+    if pins.engine not in ("deepspeed", ANY_ENGINE):
+        return ()
+    return versions.deepspeed_note(job.defaults.title if job.defaults.older_deepspeed else "")
 
 
 def _seq_len(options: Mapping[str, Any], chosen: Chosen, notes: list[Note]) -> int:

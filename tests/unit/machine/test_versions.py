@@ -18,10 +18,10 @@ from zerokit.notes import with_level
 ARGUMENTS = ["estimate", "--model", "llama-3.2-1b", "--gpus", "1", "--gpu", "h200", "--json"]
 
 
-def assumptions(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    assert run(ARGUMENTS) == 0
+def assumptions(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    assert run([*ARGUMENTS, *more]) == 0
     found: list[str] = json.loads(capsys.readouterr().out)["assumptions"]
-    return [line for line in found if line.startswith("DeepSpeed ")]
+    return [line for line in found if "DeepSpeed" in line and DEEPSPEED_VERSION in line]
 
 
 def with_deepspeed(folder: Path, number: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +51,17 @@ def test_the_tables_own_version_or_none_is_not(
     assumptions(capsys)
     with_deepspeed(tmp_path, number, monkeypatch)
     assert assumptions(capsys) == []
+
+
+def test_a_trainer_that_asks_for_an_older_one_is_told_where_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_axolotl = "--zero", "2", "--trainer", "axolotl"
+    assumptions(capsys, *of_axolotl)
+    with_deepspeed(tmp_path, None, monkeypatch)
+    (line,) = assumptions(capsys, *of_axolotl)
+    assert line.startswith("axolotl 0.19 asks for an older DeepSpeed")
+    assert assumptions(capsys, "--zero", "2", "--trainer", "trl") == []
 
 
 def test_the_version_is_what_the_environment_says() -> None:
