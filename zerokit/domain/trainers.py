@@ -549,8 +549,8 @@ TRAINERS: Mapping[str, Trainer] = {
         },
     ),
     "swift": _SWIFT,
-    "swift-dpo": _SWIFTS_DPO,
     **_of_generation("swift-grpo", _SWIFTS_GRPO),
+    "swift-dpo": _SWIFTS_DPO,
     "swift-orpo": _SWIFTS_PAIRS,
     "swift-kto": replace(
         _SWIFTS_DPO,
