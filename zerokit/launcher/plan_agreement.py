@@ -31,7 +31,6 @@ from zerokit.emit.plan_file import PlanFile
 from zerokit.errors import InputError
 from zerokit.launcher import adapt_config
 from zerokit.launcher.rehearsed_plan import Agreement, PlannedCommand, script_words
-from zerokit.launcher.replan import predict_again
 from zerokit.linter.finding import Finding
 from zerokit.linter.suppress import settings_beside
 from zerokit.machine.versions import deepspeed_note
@@ -309,6 +308,8 @@ def _of_trainer(command: PlannedCommand, options: ScriptOptions) -> list[str]:
     request.pop("loss", None)
     if own_loss != TRAINERS[trainer].loss:
         request["loss"] = own_loss
+    from zerokit.launcher.replan import predict_again  # with the report's types, which no plan asks for
+
     again = predict_again({"request": request, "chosen": chosen}, []).plan
     if again is None:
         return []

@@ -194,11 +194,16 @@ class Secrets:
 
     def tree(self, value: object) -> object:
         """Plain data without secrets; keys stay."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {key: self.tree(item) for key, item in value.items()}
-        return [self.tree(item) for item in value] if isinstance(value, list | tuple) else value
+        text = functools.cache(self.text)  # most are there many times
+
+        def masked(value: object) -> object:
+            if isinstance(value, str):
+                return text(value)
+            if isinstance(value, dict):
+                return {key: masked(item) for key, item in value.items()}
+            return [masked(item) for item in value] if isinstance(value, list | tuple) else value
+
+        return masked(value)
 
 
 def _inside(texts: Iterable[str]) -> Iterable[str]:

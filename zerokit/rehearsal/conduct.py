@@ -306,7 +306,8 @@ def _run(
         unconfined=request.unconfined, host_factor=host.factor if host is not None else None,
         operators_path=str(recorded) if request.step_time else None,
         messages_folder=str(exchange.folder), unknown_senders=exchange.unknown_senders,
-        layers=request.layers, fewer_layers=exchange.fewer_layers or None,
+        layers=request.layers, reserves=request.layers is None or not request.whole,  # a plan asks for less
+        fewer_layers=exchange.fewer_layers or None,
         course_path=str(exchange.folder / _COURSE) if exchange.fewer_layers is not None else None,
     )  # fmt: skip
     reading, writing = os.pipe()

@@ -155,9 +155,9 @@ class _Kept:
         wanted = sorted({*records, *_unseen(self.request, records)})
         if len(wanted) > _MOST_PATHS:
             return
-        states = [(kind, path, _known_state(kind, path)) for kind, path in wanted]
-        reads = [one for one in states if one[2] is not None or not self._is_no_file(one[1])]
-        if any(_changed_at(kind, path) >= began_ns for kind, path, state in reads if state is not None):
+        known = [(kind, path, *_known(kind, path)) for kind, path in wanted]
+        reads = [one[:3] for one in known if one[2] is not None or not self._is_no_file(one[1])]
+        if any(at >= began_ns for _, _, state, at in known if state is not None):
             return
         paths = "\n".join(path for _, path, _ in reads if not _is_library(path))
         if self.secrets.text(paths) != paths:
@@ -251,20 +251,22 @@ def _is_library(path: str) -> bool:
     return "/site-packages/" in path or "/dist-packages/" in path or f"{path}/".startswith(_libraries())
 
 
-_library_states: dict[tuple[str, str], Any] = {}
+_library_states: dict[tuple[str, str], tuple[Any, int]] = {}
 _looked_at = 0.0
 
 
-def _known_state(kind: str, path: str) -> Any:
-    """As :func:`_state`; a plan asks for thousands of libraries, once for each rehearsal."""
+def _known(kind: str, path: str) -> tuple[Any, int]:
+    """As :func:`_state` and :func:`_changed_at`; a plan asks for thousands of libraries, once for each
+    rehearsal."""
     global _looked_at
     if not _is_library(path):
-        return _state(kind, path)
+        state = _state(kind, path)
+        return state, 0 if state is None else _changed_at(kind, path)
     if time.monotonic() - _looked_at > _SECONDS:
         _looked_at = time.monotonic()
         _library_states.clear()
     if (kind, path) not in _library_states:
-        _library_states[kind, path] = _state(kind, path)
+        _library_states[kind, path] = _state(kind, path), _changed_at(kind, path)
     return _library_states[kind, path]
 
 
@@ -305,7 +307,7 @@ def _is_same(kind: str, path: str, state: Any) -> bool:
         if status is None or status.st_size != state[0] or not stat.S_ISREG(status.st_mode):
             return False
         return status.st_mtime_ns == state[1] or (state[2] is not None and _state(kind, path)[2] == state[2])
-    return bool(_known_state(kind, path) == state)
+    return bool(_known(kind, path)[0] == state)
 
 
 def _size_and_time(path: str) -> tuple[int, ...]:

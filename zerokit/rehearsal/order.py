@@ -107,7 +107,8 @@ class Order:
         operators_path: where the operators of one step go; None: they are not recorded.
         messages_folder: what ranks send each other, of those rehearsed before and of this one.
         unknown_senders: ranks that wait for this one's messages: theirs to it are not known.
-        layers: so many of a decoder's are built; None: all.
+        layers: so many of a decoder's are built; None: all. reserves: whether what the allocator reserves is
+            asked for, with blocks that come back late.
         course_path: where the course of such a rehearsal is written; ``fewer_layers``: in the file that is
             there, which with this one's tells that of all layers; None: it is the first.
     """
@@ -134,6 +135,7 @@ class Order:
     messages_folder: str | None = None
     unknown_senders: tuple[int, ...] = ()
     layers: int | None = None
+    reserves: bool = True
     course_path: str | None = None
     fewer_layers: int | None = None
 

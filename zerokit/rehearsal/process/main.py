@@ -340,7 +340,7 @@ class Rehearsed:
         from zerokit.timing.recorded_step import prices
 
         ledger, recorder, order = self.machine.ledger, self.phases.recorder, self._order
-        if not ledger.history.other_streams or recorder is None or not recorder.events:
+        if not (order.reserves and ledger.history.other_streams and recorder and recorder.events):
             return ledger.peak_reserved_bytes
         priced = prices(gpus.load(order.gpu_name), order.world_size)
         usual = of_slowest_usually(order.host_factor or USUAL, order.world_size)
