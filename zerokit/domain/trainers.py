@@ -145,6 +145,7 @@ class Trainer:
 
 _UNTIMED_REFERENCE = {"the reference pass in the step time": ("full", "lora", "qlora")}
 _UNTIMED_PASSES = {"all passes but the trained one in the step time": ("full", "lora", "qlora")}
+_UNPADDED = {"masks of answers of unlike lengths (⟨padding⟩ counts them)": ("full", "lora", "qlora")}
 _BALANCING = "the loss that balances experts (--router_aux_loss_coef 0 turns it off)"
 _TRL = Trainer(
     title="TRL's SFTTrainer 1.16",
@@ -233,6 +234,7 @@ _FACTORYS_PAIRS = replace(
     title="LLaMA-Factory 0.9.5's training by preferences",
     loss="logprobs",
     sequences=2,
+    not_counted=_UNPADDED,
     sources={
         **_LLAMA_FACTORY.sources,
         "loss": "llamafactory/train/dpo/trainer.py:186 and train/trainer_utils.py:608",
@@ -244,7 +246,7 @@ _FACTORYS_DPO = replace(
     _FACTORYS_PAIRS,
     reference=True,
     reference_as="narrow copy",
-    not_counted=_UNTIMED_REFERENCE,
+    not_counted={**_UNTIMED_REFERENCE, **_UNPADDED},
     sources={
         **_FACTORYS_PAIRS.sources,
         "reference": "llamafactory/train/dpo/workflow.py:66 and trainer.py:213",
@@ -455,10 +457,7 @@ TRAINERS: Mapping[str, Trainer] = {
         title="TRL's DPOTrainer 1.16",
         names=("DPOTrainer",),
         reference=True,
-        not_counted={
-            **_TRL.not_counted,
-            **_UNTIMED_REFERENCE,
-        },
+        not_counted={**_TRL.not_counted, **_UNTIMED_REFERENCE, **_UNPADDED},
         sources={
             **_TRL.sources,
             "loss": "trl/trainer/dpo_trainer.py:1301, fused_lm_head, and kernels/chunked_logprob.py",
@@ -474,10 +473,7 @@ TRAINERS: Mapping[str, Trainer] = {
         reference=True,
         compares=True,
         least_rows=2,
-        not_counted={
-            **_TRL.not_counted,
-            **_UNTIMED_PASSES,
-        },
+        not_counted={**_TRL.not_counted, **_UNTIMED_PASSES, **_UNPADDED},
         sources={
             **_TRL.sources,
             "loss": "trl/trainer/kto_trainer.py:1397, fused_lm_head, and kernels/chunked_logprob.py",
@@ -491,7 +487,7 @@ TRAINERS: Mapping[str, Trainer] = {
         title="TRL's RewardTrainer 1.16",
         names=("RewardTrainer",),
         loss="score",
-        not_counted={text: of for text, of in _TRL.not_counted.items() if text != _BALANCING},
+        not_counted={text: of for text, of in _TRL.not_counted.items() if text != _BALANCING} | _UNPADDED,
         sources={
             **_TRL.sources,
             "loss": "trl/trainer/reward_trainer.py:778 over Transformers' ForSequenceClassification",
@@ -536,7 +532,7 @@ TRAINERS: Mapping[str, Trainer] = {
         loss="kto",
         sequences=1,
         compares=True,
-        not_counted=_UNTIMED_PASSES,
+        not_counted={**_UNTIMED_PASSES, **_UNPADDED},
         sources={**_FACTORYS_DPO.sources, "loss": "llamafactory/train/kto/trainer.py:170 and :192"},
     ),
     "llamafactory-reward": replace(

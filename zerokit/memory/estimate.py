@@ -346,11 +346,8 @@ def _instead_notes(profile: ModelProfile, variant: Variant, job: Job, strategy: 
             "Trainer's is; one that is made without has them in 16 bits, and keeps less"
         )
         notes.append(Note("adapters-under-zero-init", text))
-    if job.defaults.reference and job.defaults.completes and wanted.zero3_linear and job.method != "full":
-        text = (
-            "passes through the base between steps keep ZeRO-3 from fetching ahead, which is counted: up to "
-            "16 % less in backward"
-        )
+    if job.defaults.reference and wanted.zero3_linear and job.method != "full":
+        text = "passes through the base keep ZeRO-3 from fetching ahead, which is counted: up to 16 % less"
         notes.append(Note("fetches-ahead-counted", text))
     if wanted.padding and not variant.padding:
         notes.append(UNPADDED)
