@@ -143,9 +143,10 @@ class Trainer:
         return (Note("trainer-not-counted", text),) if left_out else ()
 
 
-_UNTIMED_REFERENCE = {"the reference pass in the step time": ("full", "lora", "qlora")}
-_UNTIMED_PASSES = {"all passes but the trained one in the step time": ("full", "lora", "qlora")}
-_UNPADDED = {"masks of answers of unlike lengths (⟨padding⟩ counts them)": ("full", "lora", "qlora")}
+_ANY = "full", "lora", "qlora"
+_UNTIMED_REFERENCE = {"the reference pass in the step time": _ANY}
+_UNTIMED_PASSES = {"all passes but the trained one in the step time": _ANY}
+_UNPADDED = {"masks of answers of unlike lengths (⟨padding⟩ counts them)": _ANY}
 _BALANCING = "the loss that balances experts (--router_aux_loss_coef 0 turns it off)"
 _TRL = Trainer(
     title="TRL's SFTTrainer 1.16",
@@ -408,11 +409,7 @@ _SWIFTS_GRPO = replace(
     completes=True,
     not_counted={
         **_UNTIMED_PASSES,
-        "logits behind the shortest prompt of a batch, which are those of all its rows": (
-            "full",
-            "lora",
-            "qlora",
-        ),
+        "logits behind the shortest prompt of a batch, which are those of all its rows": _ANY,
     },
     sources={
         **_SWIFT.sources,

@@ -71,6 +71,12 @@ weights = torch.ops.aten._safe_softmax(scores, -1)  # beside the softmax a mask 
 assert 12 << 20 <= torch.cuda.max_memory_allocated() - before <= 14 << 20
 assert torch.cuda.memory_allocated() - before == 8 << 20
 del scores, weights
+rows = torch.empty(4, 1 << 20, device="cuda", requires_grad=True)
+torch.cuda.reset_peak_memory_stats()
+before = torch.cuda.memory_allocated()
+rows.gather(1, torch.zeros(4, 1, dtype=torch.long, device="cuda")).sum().backward()
+assert torch.cuda.max_memory_allocated() - before < 17 << 20  # its gradient goes into the zeros made for it
+del rows
 query = torch.empty(1, 4, 1024, 64, device="cuda", requires_grad=True)
 key = torch.empty(1, 2, 1024, 64, device="cuda")  # grouped heads in fp32: no fused kernel
 mask = torch.empty(1, 1, 1024, 1024, device="cuda")

@@ -160,11 +160,7 @@ class _Replay:
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 _PACKAGES = (BITSANDBYTES, "schedulefree", "torchao")
-_LOSSES = (
-    "standard", "chunked", "logprobs", "kto", "value", "score",
-    "selected", "selected-nll", "copied", "copied-nll", "copied-kto",
-    "copied-slices",
-)  # fmt: skip
+_LOSSES_OF_ENGINES = ("liger", "cut")
 
 
 class Ddp(Engine[DdpSettings]):
@@ -184,7 +180,7 @@ class Ddp(Engine[DdpSettings]):
             "weights in fp16, which a scaler of gradients refuses": settings.precision == "fp16"
             and settings.autocast
             and trained_bytes == 2,
-            f"loss {job.loss}": job.loss not in _LOSSES,
+            f"loss {job.loss}": job.loss in _LOSSES_OF_ENGINES,
             "a reward model trained whole on several GPUs": job.loss == "value"
             and is_full
             and strategy.world_size > 1,  # DistributedDataParallel ends it: a gradient comes twice
